@@ -1,0 +1,91 @@
+"""Answer every row of a data set once: `fournee batch [group=choice] [key=value ...]`."""
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from jobs.help import settings_help
+from pipelines.batch import check_engine, open_plan, plan_input, run_batch
+from pipelines.compose import compose_settings, to_yaml
+from pipelines.config import BatchConfig, parse_config
+from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped
+from pipelines.parts import committed
+from pipelines.plan import PLAN_FILE
+from pipelines.report import example_report, plan_report, summary_report
+from pipelines.run import fingerprint_of, identity_of, run_folder
+from pipelines.sources import list_sources
+from pipelines.storage import Folder
+
+_EXAMPLES = """examples:
+  fournee batch                                        the embedded model answers the 64 demo prompts
+  fournee batch input=parquet input.path='data/*.parquet' input.prompt_column=question model=qwen3_8b
+  fournee batch input=jsonl input.path=rows.jsonl --dry-run
+  fournee batch --config-dir my_conf experiment=nightly
+
+exit codes: 0 done, 1 the job failed, 2 bad configuration, 3 more rows failed than allowed, 4 stopped (resumable)"""
+
+_console = Console(stderr=True, highlight=False)
+_out = Console(highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job; returns its exit code (`pipelines.errors.ExitCode`)."""
+    options, overrides = _parser().parse_known_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        settings = compose_settings("batch", [*options.overrides, *overrides], options.config_dir)
+        if options.dry_run:
+            settings["dry_run"] = True
+        config = parse_config(settings)
+        if config.dry_run:
+            return _dry_run(config, settings)
+        run, summary = run_batch(config)
+    except ConfigError as error:
+        _console.print(f"[bold red]fournee:[/] {escape(str(error))}", soft_wrap=True)
+        return ExitCode.BAD_CONFIG
+    except RunFailed as error:
+        _console.print(f"[bold red]fournee:[/] the run failed: {escape(str(error))}", soft_wrap=True)
+        return ExitCode.FAILED
+    except Stopped as error:
+        _console.print(f"[bold yellow]fournee:[/] stopped by {error}; every finished batch is safe, the same command resumes")
+        return ExitCode.STOPPED
+    _out.print(summary_report(run, summary))
+    if summary.num_rows:
+        _out.print(example_report(run))
+    return summary.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fournee batch",
+        description=__doc__,
+        epilog=f"{settings_help('batch')}\n\n{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="override", help="group=choice or key=value, in Hydra's grammar")
+    parser.add_argument("--config-dir", help="a folder of your own YAML, laid out like the shipped one")
+    parser.add_argument("--dry-run", action="store_true", help="check, plan, show both, and stop")
+    return parser
+
+
+def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
+    """Show the resolved settings and the plan; nothing is written but spooled copies of compressed input, in a temporary folder."""
+    check_engine(config)
+    sources = list_sources(config.input)
+    folder = run_folder(config, fingerprint_of(identity_of(config, sources)))
+    with tempfile.TemporaryDirectory() as spool:
+        plan = open_plan(config, sources, folder) if folder.exists(PLAN_FILE) else plan_input(config, sources, Folder(spool))
+    _out.print(to_yaml(settings), markup=False, soft_wrap=True)
+    _out.print(plan_report(plan, sources, len(committed(folder))))
+    _out.print(f"would write to {folder.url}")
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The console command: `fournee <job> ...` runs `jobs/<job>.py`."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+_JOBS = {
+    "batch": "answer every row of a data set once, resumably",
+    "doctor": "say what this machine can run, and what is missing",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one job; returns its exit code."""
+    job, *rest = arguments if arguments is not None else sys.argv[1:] or ["--help"]
+    if job in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if job == "--version":
+        print(version("fournee"))
+        return 0
+    if job not in _JOBS:
+        print(f"fournee: {job!r} is not a job\n\n{_usage()}", file=sys.stderr)
+        return 2
+    code: int = import_module(f"jobs.{job}").main(rest)
+    return code
+
+
+def _usage() -> str:
+    jobs = "\n".join(f"  {name:8} {purpose}" for name, purpose in _JOBS.items())
+    return f"usage: fournee <job> [--help] [group=choice] [key=value ...]\n\njobs:\n{jobs}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""An engine without a model: it answers with the prompt's own words, deterministically, under the same contract.
+
+For tests, dry runs and the measurement of our own overhead. A run that used it says so everywhere.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config import EchoEngineConfig, SamplingConfig
+from pipelines.engines.fair_clock import FairClock
+from pipelines.errors import ErrorKind, RowError
+from pipelines.rows import Answer, Completion, Outcome, Request
+
+_BATCHES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    words: list[str]
+    is_refused: bool
+    is_deadly: bool
+
+
+class EchoEngine:
+    """One word is one token; the answer is the prompt's first `max_tokens` words, `stop` if that is all of them."""
+
+    def __init__(self, config: EchoEngineConfig, sampling: SamplingConfig):
+        self.max_num_seqs = config.max_num_seqs
+        self._config = config
+        self._sampling = sampling
+        self._clock = FairClock()
+        self._pool = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="echo")
+
+    def prepare(self, request: Request) -> _Prepared:
+        """Count the prompt's words; raises RowError where they are too many."""
+        text = request.prompt if isinstance(request.prompt, str) else _text_of(request.prompt)
+        words = text.split()
+        if len(words) >= self._config.max_model_len:
+            raise RowError(
+                ErrorKind.PROMPT_TOO_LONG,
+                f"the prompt has {len(words)} tokens and engine.max_model_len={self._config.max_model_len}",
+            )
+        refuse, die = self._config.refuse_text, self._config.die_text
+        return _Prepared(words, refuse is not None and refuse in text, die is not None and die in text)
+
+    def submit(self, prepared: Sequence[_Prepared]) -> "Future[list[Outcome]]":
+        """Answer a batch in a thread of its own."""
+        return self._pool.submit(self._answer, prepared)
+
+    def busy_s(self) -> float:
+        """Seconds so far in which at least one request was in the engine."""
+        return self._clock.busy_s()
+
+    def describe(self) -> dict[str, Any]:
+        """The limits that a report shows."""
+        return {"max_num_seqs": self.max_num_seqs, "max_model_len": self._config.max_model_len}
+
+    def _answer(self, prepared: Sequence[_Prepared]) -> list[Outcome]:
+        if any(request.is_deadly for request in prepared):
+            os._exit(1)
+        mark = self._clock.start(len(prepared))
+        lengths = [self._num_output_tokens(request) for request in prepared]
+        step_s = self._config.seconds_per_token
+        if step_s:
+            time.sleep(step_s * max(lengths, default=0))
+        share_s = self._clock.end(mark, len(prepared))
+        return [self._outcome(request, length, step_s, share_s) for request, length in zip(prepared, lengths, strict=True)]
+
+    def _num_output_tokens(self, request: _Prepared) -> int:
+        return min(len(request.words), self._sampling.max_tokens, self._config.max_model_len - len(request.words))
+
+    def _outcome(self, request: _Prepared, length: int, step_s: float, share_s: float) -> Outcome:
+        if request.is_refused:
+            return RowError(ErrorKind.ENGINE_REFUSED, f"the prompt contains engine.refuse_text={self._config.refuse_text!r}")
+        reason = "stop" if length == len(request.words) else "length"
+        completion = Completion(" ".join(request.words[:length]), reason, None, length)
+        return Answer(
+            completions=[completion] * self._sampling.n,
+            num_prompt_tokens=len(request.words),
+            num_cached_tokens=0,
+            queue_s=0.0,
+            ttft_s=step_s,
+            generation_s=step_s * max(0, length - 1),
+            engine_s=share_s,
+        )
+
+
+def _text_of(messages: Sequence[dict[str, Any]]) -> str:
+    """The last message's text: what a chat model would answer to."""
+    content = messages[-1].get("content")
+    return content if isinstance(content, str) else json.dumps(content)

@@ -1,0 +1,282 @@
+"""vLLM: a thread that owns an `LLMEngine`, adds requests as batches arrive, and steps it. The only importer of vLLM.
+
+`vllm.LLM` works the same way and gets the same defaults (`UsageContext.LLM_CLASS`), so raw `LLM.generate` is the
+yardstick. Requests of several batches run together: there is no barrier between batches.
+"""
+
+import ast
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines.config import ModelConfig, PromptConfig, SamplingConfig, VllmEngineConfig
+from pipelines.engines.fair_clock import FairClock
+from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
+from pipelines.rows import Answer, Completion, Outcome, Request
+from pipelines.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+
+_TOO_LONG = {"input_tokens", "input_text"}  # VLLMValidationError.parameter where a prompt exceeds max_model_len
+_CPU_OPTIONS = {
+    "enforce_eager": True,  # compiling takes minutes on CPUs and gains nothing for short runs
+    "distributed_executor_backend": "uni",  # the engine in our own process: one import of vLLM instead of three
+}
+_OURS = {
+    "model": "model.path",
+    "revision": "model.revision",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_model_len",
+    "trust_remote_code": "model.trust_remote_code",
+    "hf_token": "the environment variable HF_TOKEN",
+    "disable_log_stats": "nothing: statistics are always on",
+}
+
+
+def check_options(kwargs: dict[str, Any]) -> None:
+    """Refuse options that vLLM does not have, without importing it (which takes tens of seconds).
+
+    Raises ConfigError that names the option. Values are checked by vLLM itself, when the worker builds its engine.
+    """
+    for name in kwargs:
+        if name in _OURS:
+            raise ConfigError(f"engine.kwargs.{name} is set by {_OURS[name]}")
+    known = engine_options()
+    for name in kwargs:
+        if known and name not in known:
+            raise ConfigError(f"engine.kwargs.{name} is not an option of vLLM's EngineArgs{did_you_mean(name, known)}")
+
+
+def engine_options() -> set[str]:
+    """The fields of vLLM's `EngineArgs`, read from its source; empty where vLLM is not installed, as on a CPU head node."""
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return set()
+    tree = ast.parse((Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    return {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A batch in the engine: its requests, and the outcomes that have come so far."""
+
+    prepared: Sequence[Any]
+    future: "Future[list[Outcome]]" = field(default_factory=Future)
+    next_index: int = 0
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome
+        if len(self.outcomes) == len(self.prepared):
+            self.future.set_result([self.outcomes[i] for i in range(len(self.prepared))])
+
+
+class VllmEngine:
+    """One replica of the model. Raises ConfigError where vLLM refuses the options."""
+
+    def __init__(
+        self,
+        config: VllmEngineConfig,
+        *,
+        model: ModelConfig,
+        prompt: PromptConfig,
+        sampling: SamplingConfig,
+        folder: str,
+        device: Literal["cpu", "gpu"],
+    ):
+        self._options = {
+            **(_CPU_OPTIONS if device == "cpu" else {}),
+            "dtype": model.dtype,
+            "max_model_len": model.max_model_len,
+            "trust_remote_code": model.trust_remote_code,
+            "revision": model.revision if folder == model.path else None,
+            **config.kwargs,
+            "model": folder,
+            "disable_log_stats": False,
+        }
+        self._prompt = prompt
+        self._sampling = sampling
+        self._clock = FairClock()
+        self._inbox: queue.SimpleQueue[_Ticket] = queue.SimpleQueue()
+        self._waiting: dict[str, tuple[_Ticket, int, float]] = {}
+        self._admitting: _Ticket | None = None
+        self._num_requests = 0
+        self._death: EngineDead | None = None
+        ready: Future[None] = Future()
+        threading.Thread(target=self._run, args=(ready,), name="vllm-engine", daemon=True).start()
+        ready.result()
+
+    def prepare(self, request: Request) -> Any:
+        """Apply the chat template and tokenise; raises RowError."""
+        from vllm.exceptions import VLLMClientError
+
+        renderer = self._engine.renderer
+        try:
+            if isinstance(request.prompt, str):
+                (rendered,) = renderer.render_cmpl([{"prompt": request.prompt}])
+            else:
+                _, (rendered,) = renderer.render_chat([request.prompt], self._chat_params)
+        except VLLMClientError as error:
+            raise _row_error(error) from None
+        except (ValueError, TypeError) as error:  # what chat templates and message parsers raise
+            raise RowError(ErrorKind.INVALID_MESSAGES, f"the chat template refused the row: {error}") from None
+        if not rendered["prompt_token_ids"]:
+            raise RowError(ErrorKind.EMPTY_PROMPT, "the prompt has no tokens")
+        return request.key, rendered
+
+    def submit(self, prepared: Sequence[Any]) -> "Future[list[Outcome]]":
+        """Queue a batch; its requests enter the engine as others leave it."""
+        ticket = _Ticket(prepared)
+        if self._death is not None:
+            ticket.future.set_exception(self._death)
+        elif not prepared:
+            ticket.future.set_result([])
+        else:
+            self._inbox.put(ticket)
+            if self._death is not None:  # it died meanwhile, and may have emptied its inbox before
+                self._fail_all(self._death)
+        return ticket.future
+
+    def busy_s(self) -> float:
+        """Seconds so far in which at least one request was in the engine."""
+        return self._clock.busy_s()
+
+    def describe(self) -> dict[str, Any]:
+        """What vLLM resolved its options to."""
+        config = self._engine.vllm_config
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "max_model_len": config.model_config.max_model_len,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "quantization": config.model_config.quantization,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+        }
+
+    def _run(self, ready: "Future[None]") -> None:
+        """The thread's life: build the engine, then admit and step until it dies."""
+        try:
+            self._build()
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            while True:
+                self._admit()
+                for output in self._engine.step():
+                    if output.finished:
+                        self._finish(output)
+        except BaseException as error:
+            self._death = EngineDead(f"vLLM's engine died: {type(error).__name__}: {error}")
+            self._fail_all(self._death)
+
+    def _build(self) -> None:
+        from vllm import SamplingParams
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.renderers import ChatParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            config = EngineArgs(**self._options).create_engine_config(UsageContext.LLM_CLASS)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"vLLM refuses the engine's options: {error}; see model.* and engine.kwargs") from None
+        self._engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS)
+        self.max_num_seqs = config.scheduler_config.max_num_seqs
+        self._chat_params = ChatParams(
+            chat_template_kwargs={"add_generation_prompt": True, "tokenize": False, **self._prompt.chat_template_kwargs}
+        )
+        options = self._sampling.model_dump(exclude={"stop"})
+        self._params = SamplingParams(**options, stop=list(self._sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY)
+
+    def _admit(self) -> None:
+        """Move requests into the engine until it holds twice what it can run; wait only while it holds none."""
+        while len(self._waiting) < 2 * self.max_num_seqs:
+            if self._admitting is None:
+                try:
+                    self._admitting = self._inbox.get(block=not self._waiting)
+                except queue.Empty:
+                    return
+            self._add(self._admitting)
+            if self._admitting.next_index == len(self._admitting.prepared):
+                self._admitting = None
+
+    def _add(self, ticket: _Ticket) -> None:
+        from vllm.exceptions import VLLMClientError
+
+        index = ticket.next_index
+        ticket.next_index += 1
+        key, rendered = ticket.prepared[index]
+        self._num_requests += 1
+        request_id = f"{key}-{self._num_requests}"  # a retried batch must not meet its own earlier requests
+        try:
+            self._engine.add_request(request_id, rendered, self._params, arrival_time=time.time())
+        except VLLMClientError as error:
+            ticket.settle(index, _row_error(error))
+            return
+        self._waiting[request_id] = (ticket, index, self._clock.start())
+
+    def _finish(self, output: "RequestOutput") -> None:
+        ticket, index, mark = self._waiting.pop(output.request_id)
+        ticket.settle(index, _answer(output, self._clock.end(mark)))
+
+    def _fail_all(self, death: EngineDead) -> None:
+        tickets = {id(ticket): ticket for ticket, _, _ in self._waiting.values()}
+        if self._admitting is not None:
+            tickets[id(self._admitting)] = self._admitting
+        while not self._inbox.empty():
+            ticket = self._inbox.get()
+            tickets[id(ticket)] = ticket
+        for ticket in tickets.values():
+            if not ticket.future.done():
+                ticket.future.set_exception(death)
+
+
+def _answer(output: "RequestOutput", engine_s: float) -> Answer:
+    times = output.metrics
+    assert times is not None, "statistics are always on"
+    return Answer(
+        completions=[_completion(one) for one in sorted(output.outputs, key=lambda one: one.index)],
+        num_prompt_tokens=len(output.prompt_token_ids or ()),
+        num_cached_tokens=output.num_cached_tokens or 0,
+        queue_s=times.scheduled_ts - times.queued_ts,
+        ttft_s=times.first_token_latency,
+        generation_s=times.last_token_ts - times.first_token_ts,
+        engine_s=engine_s,
+    )
+
+
+def _completion(one: Any) -> Completion:
+    return Completion(
+        text=one.text,
+        finish_reason=one.finish_reason,
+        stop_reason=None if one.stop_reason is None else str(one.stop_reason),
+        num_output_tokens=len(one.token_ids),
+        logprobs=None if one.logprobs is None else [_candidates(place) for place in one.logprobs],
+    )
+
+
+def _candidates(place: Any) -> list[dict[str, Any]]:
+    return [
+        {"token_id": token_id, "logprob": found.logprob, "rank": found.rank, "text": found.decoded_token}
+        for token_id, found in place.items()
+    ]
+
+
+def _row_error(error: Any) -> RowError:
+    parameter = getattr(error, "parameter", None)
+    if parameter in _TOO_LONG:
+        return RowError(ErrorKind.PROMPT_TOO_LONG, str(error))
+    return RowError(ErrorKind.INVALID_PARAMETER if parameter else ErrorKind.ENGINE_REFUSED, str(error))

@@ -1,0 +1,72 @@
+"""What a worker has cost so far, noted down again and again, so that a killed worker is not forgotten."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.parts import Origin
+from pipelines.run import ATTEMPTS
+from pipelines.schema import WORKER
+from pipelines.storage import Folder
+
+
+class Heartbeat:
+    """Writes one small file for one worker's lifetime, at its start and every `interval_s` from then on."""
+
+    def __init__(self, run: Folder, origin: Origin, interval_s: float):
+        self._run = run
+        self._origin = origin
+        self._started_at_s = time.time()
+        self._ready_at_s: float | None = None
+        self._busy_s: Callable[[], float] = lambda: 0.0
+        self._num_batches = 0
+        self._interval_s = interval_s
+        self.beat()
+        threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
+
+    def ready(self, busy_s: Callable[[], float]) -> None:
+        """The engine is loaded; from now on `busy_s` tells how long it worked."""
+        self._ready_at_s = time.time()
+        self._busy_s = busy_s
+
+    def committed(self) -> None:
+        """One more batch is committed."""
+        self._num_batches += 1
+
+    def _beat_forever(self) -> None:
+        while True:
+            time.sleep(self._interval_s)
+            self.beat()
+
+    def beat(self) -> None:
+        """Note down the cost so far."""
+        now = time.time()
+        lifetime_s = now - self._started_at_s
+        line = {
+            "worker": self._origin.worker,
+            "attempt": self._origin.attempt,
+            "node": self._origin.node,
+            "pid": os.getpid(),
+            "accelerator": self._origin.accelerator,
+            "num_accelerators": self._origin.num_accelerators,
+            "started_at": int(self._started_at_s * 1e6),
+            "lifetime_s": lifetime_s,
+            "loading_s": (self._ready_at_s or now) - self._started_at_s,
+            "busy_s": self._busy_s(),
+            "num_batches": self._num_batches,
+            "currency": self._origin.pricing.currency,
+            "cost": self._origin.cost(lifetime_s),
+        }
+        self._run.write(f"{ATTEMPTS}/worker-{self._origin.attempt:04d}-{self._origin.worker}.json", json.dumps(line).encode())
+
+
+def worker_table(run: Folder) -> pa.Table:
+    """`stats/workers.parquet` from the last heartbeats of all attempts."""
+    names = [name for name in run.names(ATTEMPTS) if name.startswith("worker-")]
+    lines: list[dict[str, Any]] = [json.loads(run.read(f"{ATTEMPTS}/{name}")) for name in names]
+    return pa.Table.from_pylist(lines, schema=WORKER)

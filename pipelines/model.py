@@ -1,0 +1,128 @@
+"""Where the model's files are, and which ones exactly: converts a packaged GGUF file once, digests a folder."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipelines.config import ModelConfig
+from pipelines.errors import ConfigError
+from pipelines.storage import PACKAGE_SCHEME, package_file
+
+_WHOLE_BYTES = 16 * 2**20  # files up to this size are digested whole, larger ones by their two ends
+_END_BYTES = 2**20
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $FOURNEE_CACHE, else the user's cache folder."""
+    if "FOURNEE_CACHE" in os.environ:
+        return Path(os.environ["FOURNEE_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fournee"
+
+
+def model_folder(config: ModelConfig) -> str:
+    """Return what vLLM is given: a folder on this machine, or the hub id as it is.
+
+    A `package://` model is converted into the cache folder first (about 15 s, once per machine).
+    """
+    if not config.path.startswith(PACKAGE_SCHEME):
+        return str(Path(config.path).expanduser()) if _is_folder(config.path) else config.path
+    source = Path(package_file(config.path))
+    target = cache_folder() / f"{config.name}-{_digest_file(source).hexdigest()[:16]}"
+    if not target.is_dir():
+        _convert(source, target)
+    return str(target)
+
+
+def model_digest(config: ModelConfig) -> str:
+    """Return what tells this model's weights from any other's: a digest of its files, or the hub's commit.
+
+    Raises ConfigError where the model cannot be found.
+    """
+    if config.path.startswith(PACKAGE_SCHEME):
+        return f"sha256:{_digest_file(Path(package_file(config.path))).hexdigest()}"
+    if _is_folder(config.path):
+        return f"sha256:{_digest_folder(Path(config.path).expanduser())}"
+    return f"commit:{_hub_commit(config)}"
+
+
+def _is_folder(path: str) -> bool:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return True
+    if path.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"model.path={path} is not a folder on this machine")
+    return False
+
+
+def _digest_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not any(path.name == "config.json" for path in files):
+        raise ConfigError(f"model.path={folder} has no config.json; it is not a model folder")
+    for path in files:
+        digest.update(f"{path.relative_to(folder)}\0{_digest_file(path).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest_file(path: Path) -> "hashlib._Hash":
+    """Digest a small file whole, a large one by its size and its two ends: weights are hundreds of GB."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(_END_BYTES))
+            file.seek(-_END_BYTES, os.SEEK_END)
+            digest.update(file.read())
+    return digest
+
+
+def _hub_commit(config: ModelConfig) -> str:
+    if find_spec("huggingface_hub") is None:
+        raise ConfigError(f"model.path={config.path} is no folder, and hub ids need huggingface_hub: pip install 'fournee[gpu]'")
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if HF_HUB_OFFLINE:
+        cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
+        if not isinstance(cached, str):
+            raise ConfigError(f"model.path={config.path} is not in the hub cache and HF_HUB_OFFLINE is set; download it first")
+        return Path(cached).parent.name
+    try:
+        return str(HfApi().model_info(config.path, revision=config.revision).sha)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ConfigError(
+            f"model.path={config.path} (revision {config.revision}) cannot be found on the hub: {error}; "
+            "check the spelling, set HF_TOKEN for gated models, or use a local folder"
+        ) from None
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Turn a GGUF file into a model folder that appears whole or not at all."""
+    missing = [name for name in ("gguf", "accelerate", "transformers") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"converting {source.name} needs the packages {', '.join(missing)}: pip install {' '.join(missing)}")
+    logger.warning("converting %s into a model folder, once: about 15 s", source.name)
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(temporary)
+        AutoModelForCausalLM.from_pretrained(
+            source.parent, gguf_file=source.name, dtype="bfloat16", quantization_config=GgufConfig(dequantize=True)
+        ).save_pretrained(temporary)
+        (temporary / "source.json").write_text(json.dumps({"file": source.name, "sha256": _digest_file(source).hexdigest()}))
+        if not target.is_dir():
+            temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""The live line: rows, tokens per second, cost so far, time left, failures; a plain line now and then without a terminal."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from ray.actor import ActorHandle
+
+from pipelines.config import BatchConfig
+from pipelines.parts import Origin
+
+_POLL_S = 0.5
+_WINDOW_S = 60.0  # the rate shown is that of the last minute
+
+logger = logging.getLogger(__name__)
+
+
+@ray.remote(num_cpus=0)
+class _Board:
+    """Holds what workers have committed until the driver fetches it."""
+
+    def __init__(self) -> None:
+        self._lines: list[dict[str, Any]] = []
+
+    def add(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+
+    def take(self) -> list[dict[str, Any]]:
+        lines, self._lines = self._lines, []
+        return lines
+
+
+class BoardTally:
+    """Reports committed batches to the board, without waiting for it."""
+
+    def __init__(self, board: ActorHandle):
+        self._board = board
+
+    def __call__(self, statistics: dict[str, Any]) -> None:
+        self._board.add.remote({key: statistics[key] for key in _REPORTED})
+
+
+_REPORTED = ("num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens")
+
+
+class Ledger:
+    """What has been done in this attempt, and how fast."""
+
+    def __init__(self, total_rows: int, done_rows: int, cost_per_s: float):
+        self.total_rows = total_rows
+        self.done_rows = done_rows
+        self.num_failed = 0
+        self._first_rows = done_rows
+        self._cost_per_s = cost_per_s
+        self._started = time.perf_counter()
+        self._recent: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
+        self._tokens = 0
+
+    def add(self, lines: list[dict[str, Any]]) -> None:
+        """Count committed batches."""
+        for line in lines:
+            self.done_rows += line["num_rows"]
+            self.num_failed += line["num_failed"]
+            self._tokens += line["num_output_tokens"]
+        if lines:
+            self._recent.append((time.perf_counter(), self.done_rows - self._first_rows, self._tokens))
+        while len(self._recent) > 2 and time.perf_counter() - self._recent[0][0] > _WINDOW_S:
+            self._recent.popleft()
+
+    def describe(self, currency: str) -> str:
+        """One line: rows, tokens per second, cost so far, time left, failures."""
+        start, rows, tokens = self._recent[0]
+        span_s = max(time.perf_counter() - start, 1e-9)
+        rows_per_s = (self.done_rows - self._first_rows - rows) / span_s
+        left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left" if rows_per_s > 0 else "loading"
+        cost = (time.perf_counter() - self._started) * self._cost_per_s
+        return (
+            f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._tokens - tokens) / span_s:,.1f} output tokens/s · "
+            f"{cost:.4f} {currency} · {left} · {self.num_failed:,} failed"
+        )
+
+
+@contextmanager
+def progress(config: BatchConfig, total_rows: int, done_rows: int, origin: Origin) -> Iterator[BoardTally]:
+    """Show progress during the block; workers report to the tally that it gives."""
+    board = _Board.remote()  # type: ignore[attr-defined]
+    ledger = Ledger(total_rows, done_rows, config.cluster.workers * origin.cost(1.0))
+    done = threading.Event()
+    show = _show_live if Console(stderr=True).is_terminal else _show_lines
+    thread = threading.Thread(target=show, args=(config, ledger, board, done), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield BoardTally(board)
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show_live(config: BatchConfig, ledger: Ledger, board: ActorHandle, done: threading.Event) -> None:
+    columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=ledger.total_rows)
+        for _ in _fetch(ledger, board, done):
+            bar.update(task, completed=ledger.done_rows, description=ledger.describe(config.pricing.currency))
+
+
+def _show_lines(config: BatchConfig, ledger: Ledger, board: ActorHandle, done: threading.Event) -> None:
+    last = time.perf_counter()
+    for is_last in _fetch(ledger, board, done):
+        if is_last or time.perf_counter() - last >= config.progress_interval_s:
+            last = time.perf_counter()
+            logger.info("%s", ledger.describe(config.pricing.currency))
+
+
+def _fetch(ledger: Ledger, board: ActorHandle, done: threading.Event) -> Iterator[bool]:
+    """Fetch what was committed, twice a second and once more at the end; yields whether that was the end."""
+    while True:
+        is_last = done.wait(_POLL_S)
+        try:
+            ledger.add(ray.get(board.take.remote(), timeout=10))
+        except ray.exceptions.RayError:
+            logger.warning("progress is not known any more: Ray has lost the process that counts it")
+            return
+        yield is_last
+        if is_last:
+            return
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

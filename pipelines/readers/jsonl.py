@@ -1,0 +1,215 @@
+"""JSON lines: planned by finding line ends, read by byte range; compressed files are spooled to Parquet first.
+
+A row is a line that is not empty. Rows are numbered by their line, so that `source_row` + 1 is the line an editor shows.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.errors import ErrorKind, RowError
+from pipelines.readers import parquet
+from pipelines.rows import Batch, Block, Row
+from pipelines.storage import arrow_file_system, file_system
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_CHUNK_BYTES = 16 * 2**20
+_SPOOL_ROWS = 16384  # lines in a row group of a spooled file
+_PEEK_ROWS = 100  # rows looked at to know a file's keys
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a batch lies in its file."""
+
+    first_row: int
+    num_rows: int
+    first_byte: int
+    num_bytes: int
+    row_group: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The position of every `stride`-th row of a file."""
+
+    num_rows: int
+    columns: pa.Schema
+    stride: int
+    lines: Sequence[int]
+    offsets: Sequence[int]
+    """One longer than `lines`: the last is the file's end."""
+
+    def cut(self, rows_per_batch: int, limit: int) -> list[Cut]:
+        """Cut the first `limit` rows into contiguous batches of a multiple of `stride` rows."""
+        num_rows, step = min(self.num_rows, limit), rows_per_batch // self.stride
+        cuts = []
+        for first in range(0, num_rows, rows_per_batch):
+            mark = first // self.stride
+            start, end = self.offsets[mark], self.offsets[min(mark + step, len(self.lines))]
+            cuts.append(Cut(self.lines[mark], min(rows_per_batch, num_rows - first), start, end - start))
+        return cuts
+
+
+def outline(fs: Any, path: str, stride: int, limit: int | None) -> Outline:
+    """Find every `stride`-th row of a plain file; stops after `limit` rows."""
+    lines: list[int] = []
+    offsets: list[int] = []
+    num_rows = num_lines = position = 0
+    head, rest = b"", b""
+    with fs.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            head = head or chunk
+            buffer = rest + chunk
+            whole = buffer.rfind(b"\n") + 1
+            rows, ends_at = _rows_of(buffer[:whole])
+            _mark(rows, ends_at, stride, num_rows, num_lines, position, lines, offsets)
+            num_rows, num_lines = num_rows + len(rows), num_lines + len(ends_at)
+            position, rest = position + whole, buffer[whole:]
+            if limit is not None and num_rows > limit:
+                break
+        else:
+            if rest.strip(b"\r"):
+                if num_rows % stride == 0:
+                    lines.append(num_lines)
+                    offsets.append(position)
+                num_rows += 1
+            position += len(rest)
+    return Outline(num_rows, _peek(head), stride, lines, [*offsets, position])
+
+
+def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:
+    """Yield the rows of neighbouring batches of one file."""
+    lines_of = _spooled_lines(batches) if batches[0].spooled else _plain_lines(batches)
+    for numbers, lines in lines_of:
+        rows = [_parse(line, number) for number, line in zip(numbers, lines, strict=True)]
+        yield Block(rows=rows, source_rows=numbers, carried=_carry(rows, carried))
+
+
+def compression_of(path: str) -> str | None:
+    """The compression that a file's name tells, as Arrow spells it."""
+    return COMPRESSIONS.get(PurePosixPath(path).suffix)
+
+
+def spool(fs: Any, path: str, target: io.IOBase | Any, limit: int | None) -> None:
+    """Copy the lines of a compressed file into Parquet, where they can be read by position."""
+    schema = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
+    with fs.open(path, "rb") as raw, pa.CompressedInputStream(pa.PythonFile(raw), compression_of(path)) as stream:
+        with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+            lines: list[bytes] = []
+            numbers: list[int] = []
+            num_rows = 0
+            for number, line in enumerate(_lines(stream)):
+                if line:
+                    lines.append(line)
+                    numbers.append(number)
+                    num_rows += 1
+                if len(lines) == _SPOOL_ROWS or num_rows == limit:
+                    writer.write_table(pa.table([lines, numbers], schema=schema))
+                    lines, numbers = [], []
+                if num_rows == limit:
+                    break
+            writer.write_table(pa.table([lines, numbers], schema=schema))
+
+
+def columns_of_spooled(fs: Any, path: str) -> pa.Schema:
+    """The keys of the first rows of a spooled file."""
+    with pq.ParquetFile(path, filesystem=arrow_file_system(fs)) as file:
+        head = next(file.iter_batches(batch_size=_PEEK_ROWS, columns=["line"]), None)
+    return _peek(b"\n".join(head["line"].to_pylist()) if head is not None else b"")
+
+
+def _rows_of(buffer: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return which lines of a buffer of whole lines are rows, and where each line ends."""
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+    lengths = ends - starts
+    is_row = (lengths > 1) | ((lengths == 1) & (data[starts] != ord("\r")))
+    return np.flatnonzero(is_row), ends
+
+
+def _mark(
+    rows: np.ndarray, ends: np.ndarray, stride: int, rows_before: int, lines_before: int, offset: int,
+    lines: list[int], offsets: list[int],
+) -> None:  # fmt: skip
+    """Note down line and byte of each row whose number is a multiple of `stride`."""
+    marked = rows[-rows_before % stride :: stride]
+    starts = np.where(marked > 0, ends[marked - 1] + 1, 0) if len(marked) else marked
+    lines.extend((marked + lines_before).tolist())
+    offsets.extend((starts + offset).tolist())
+
+
+def _peek(head: bytes) -> pa.Schema:
+    """The keys of the rows at the start of a file; all are carried as text."""
+    keys: dict[str, None] = {}
+    for number, line in enumerate(head.split(b"\n", _PEEK_ROWS)[:_PEEK_ROWS]):
+        row = _parse(line, number)
+        if not isinstance(row, RowError):
+            keys.update(dict.fromkeys(row))
+    return pa.schema([(key, pa.string()) for key in keys])
+
+
+def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
+    fs, path = file_system(batches[0].source)
+    with fs.open(path, "rb") as file:
+        for batch in batches:
+            file.seek(batch.first_byte)
+            lines = file.read(batch.num_bytes).split(b"\n")
+            numbered = [(n, line) for n, line in enumerate(lines, batch.first_row) if line not in (b"", b"\r")]
+            numbered = numbered[: batch.num_rows]
+            yield [n for n, _ in numbered], [line for _, line in numbered]
+
+
+def _spooled_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
+    for _, table in parquet.tables(batches, ["line", "number"]):
+        yield table["number"].to_pylist(), table["line"].to_pylist()
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    """Split a stream into lines without their ends."""
+    rest = b""
+    while chunk := stream.read(_CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in whole)
+    yield rest.removesuffix(b"\r")
+
+
+def _parse(line: bytes, number: int) -> Row:
+    if number == 0:
+        line = line.removeprefix(_BOM)
+    try:
+        value = json.loads(line.decode("utf-8"))
+        if b"\\ud" in line or b"\\uD" in line:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        return RowError(ErrorKind.INVALID_TEXT, f"line {number + 1} is not Unicode text: {error}")
+    except (ValueError, RecursionError) as error:
+        return RowError(ErrorKind.MALFORMED_ROW, f"line {number + 1} is not JSON: {error}")
+    if not isinstance(value, dict):
+        return RowError(ErrorKind.MALFORMED_ROW, f"line {number + 1} is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _carry(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    columns = [[None if isinstance(row, RowError) else as_text(row.get(name)) for row in rows] for name in schema.names]
+    return pa.table(columns, schema=schema) if columns else pa.table({})
+
+
+def as_text(value: Any) -> str | None:
+    """A value as text, character for character: text as it is, null as null, numbers and dates as they print, else JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, bool | float | dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

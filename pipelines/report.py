@@ -1,0 +1,88 @@
+"""Show a plan and a summary on a terminal."""
+
+from collections.abc import Iterator
+
+import pyarrow.dataset as ds
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from pipelines.parts import RESULTS
+from pipelines.plan import Plan
+from pipelines.run import Run
+from pipelines.sources import Source
+from pipelines.summary import Summary
+
+_EXAMPLE_CHARACTERS = 300
+
+
+def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> RenderableType:
+    """What a run would do."""
+    table = _table("plan")
+    table.add_row("files", f"{len(sources):,} ({sum(s.num_bytes for s in sources) / 2**20:,.1f} MiB)")
+    table.add_row("rows", f"{plan.num_rows:,}")
+    table.add_row("batches", f"{plan.num_batches:,}, {num_committed:,} of them done")
+    if plan.num_batches:
+        table.add_row("rows per batch", f"{max(plan.batches['num_rows'].to_pylist()):,}")
+    table.add_row("carried columns", ", ".join(plan.carried.names) or "none")
+    return table
+
+
+def summary_report(run: Run, summary: Summary) -> RenderableType:
+    """What came out, how fast, and what it cost."""
+    table = _table(f"run {summary.fingerprint[:10]}")
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    places = [f"results  {run.folder.url}/{RESULTS}", f"summary  {run.folder.url}/stats/summary.json"]
+    if summary.engine == "echo":
+        places.insert(0, "[bold red]ECHO ENGINE: no model ran, these answers repeat their prompts[/]")
+    return Group(table, *places)
+
+
+def example_report(run: Run) -> RenderableType:
+    """The first answered row, to see at a glance whether the answers make sense."""
+    rows = ds.dataset(run.folder.path(RESULTS), format="parquet", filesystem=run.folder.arrow)
+    first = rows.head(1, columns=["id", "text"], filter=ds.field("status") == "ok").to_pylist()
+    if not first:
+        return "no row was answered"
+    text = first[0]["text"]
+    shown = text if len(text) <= _EXAMPLE_CHARACTERS else f"{text[:_EXAMPLE_CHARACTERS]}..."
+    return f"[dim]example[/]  {escape(str(first[0]['id']))}: {escape(shown)}"
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "rows", f"{summary.num_rows:,}: {summary.num_ok:,} ok, {summary.num_failed:,} failed"
+    if summary.error_kinds:
+        yield "errors", ", ".join(f"{kind} {count:,}" for kind, count in summary.error_kinds.items())
+    yield "finish reasons", ", ".join(f"{reason} {count:,}" for reason, count in summary.finish_reasons.items()) or "none"
+    yield "tokens", (
+        f"{summary.num_prompt_tokens:,} prompt ({summary.num_cached_tokens:,} from cache), {summary.num_output_tokens:,} output"
+    )
+    yield "speed", (
+        f"{_number(summary.output_tokens_per_s, 1)} output tokens/s overall, "
+        f"{_number(summary.busy_output_tokens_per_s, 1)} while an engine was busy"
+    )
+    yield "time", (
+        f"{summary.wall_s:,.1f} s with workers ({summary.loading_s:,.1f} s loading), "
+        f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s)"
+    )
+    for name, label in {"ttft_s": "time to first token", "time_per_output_token_s": "per output token", "latency_s": "whole latency"}.items():
+        values = summary.latencies[name]
+        yield label, f"p50 {_number(values.p50, 3)} s, p95 {_number(values.p95, 3)} s, p99 {_number(values.p99, 3)} s"
+    price = summary.record["pricing"]["price_per_accelerator_hour"]
+    yield "cost", f"{summary.cost:.4f} {summary.currency} (worker lifetimes at {price:g} {summary.currency} per accelerator-hour)"
+    yield "per million tokens", (
+        f"{_number(summary.cost_per_million_output_tokens, 2)} {summary.currency} output, "
+        f"{_number(summary.cost_per_million_total_tokens, 2)} {summary.currency} input + output"
+    )
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "none" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,119 @@
+"""The columns of everything a run writes: one Arrow schema per table, never inferred from data."""
+
+import pyarrow as pa
+
+from pipelines.errors import ConfigError
+
+_TOKEN_LOGPROB = pa.struct(
+    [("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("text", pa.string())]
+)
+
+PLAN = pa.schema(
+    [
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),  # the input file, as the results name it
+        pa.field("spooled", pa.string()),  # the Parquet copy to read instead, where the source has no positions
+        pa.field("source_bytes", pa.int64(), nullable=False),
+        pa.field("source_version", pa.string(), nullable=False),  # etag or modification time
+        pa.field("first_row", pa.int64(), nullable=False),  # within the source; JSONL counts lines
+        pa.field("num_rows", pa.int64(), nullable=False),
+        pa.field("rows_before", pa.int64(), nullable=False),  # of the whole input, before this batch
+        pa.field("first_byte", pa.int64()),
+        pa.field("num_bytes", pa.int64()),
+        pa.field("row_group", pa.int64()),  # the Parquet row group of the first row
+    ]
+)
+
+RESULT = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("source_row", pa.int64(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),  # ok | failed
+        pa.field("text", pa.string()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("stop_reason", pa.string()),
+        pa.field("num_prompt_tokens", pa.int64()),
+        pa.field("num_cached_tokens", pa.int64()),
+        pa.field("num_output_tokens", pa.int64()),
+        pa.field("queue_s", pa.float64()),  # from arrival in the engine to the first scheduling
+        pa.field("ttft_s", pa.float64()),  # from arrival in the engine to the first token
+        pa.field("generation_s", pa.float64()),  # from the first token to the last
+        pa.field("error_kind", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("request_key", pa.string(), nullable=False),
+        pa.field(
+            "completions",  # the answers after the first, where sampling.n > 1
+            pa.list_(pa.struct([("text", pa.string()), ("finish_reason", pa.string()), ("num_output_tokens", pa.int64())])),
+        ),
+        pa.field("logprobs", pa.list_(pa.list_(_TOKEN_LOGPROB))),  # a list of candidates for each output token
+        pa.field("reasoning", pa.string()),
+        pa.field("tool_calls", pa.string()),  # JSON text
+        pa.field("parsed", pa.string()),  # JSON text
+    ]
+)
+
+_QUANTILES = ("p50", "p95", "p99")
+LATENCIES = ("queue_s", "ttft_s", "time_per_output_token_s", "latency_s")
+
+BATCH = pa.schema(
+    [
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("num_rows", pa.int64(), nullable=False),
+        pa.field("num_ok", pa.int64(), nullable=False),
+        pa.field("num_failed", pa.int64(), nullable=False),
+        pa.field("num_prompt_tokens", pa.int64(), nullable=False),
+        pa.field("num_cached_tokens", pa.int64(), nullable=False),
+        pa.field("num_output_tokens", pa.int64(), nullable=False),
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("wall_s", pa.float64(), nullable=False),  # from handing the batch to the engine to its last answer
+        pa.field("engine_s", pa.float64(), nullable=False),  # its share of the engine's busy time
+        pa.field("output_tokens_per_s", pa.float64()),  # over wall_s
+        pa.field("total_tokens_per_s", pa.float64()),
+        *(pa.field(f"{name}_{q}", pa.float64()) for name in LATENCIES for q in _QUANTILES),
+        pa.field("finish_reasons", pa.map_(pa.string(), pa.int64()), nullable=False),
+        pa.field("error_kinds", pa.map_(pa.string(), pa.int64()), nullable=False),
+        pa.field("worker", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("accelerator", pa.string(), nullable=False),
+        pa.field("num_accelerators", pa.int64(), nullable=False),
+        pa.field("attempt", pa.int64(), nullable=False),
+        pa.field("currency", pa.string(), nullable=False),
+        pa.field("cost", pa.float64(), nullable=False),  # engine_s x accelerators x price
+        pa.field("cost_per_million_output_tokens", pa.float64()),
+        pa.field("cost_per_million_total_tokens", pa.float64()),
+    ]
+)
+
+WORKER = pa.schema(
+    [
+        pa.field("worker", pa.string(), nullable=False),
+        pa.field("attempt", pa.int64(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("pid", pa.int64(), nullable=False),
+        pa.field("accelerator", pa.string(), nullable=False),
+        pa.field("num_accelerators", pa.int64(), nullable=False),
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("lifetime_s", pa.float64(), nullable=False),  # up to its last heartbeat
+        pa.field("loading_s", pa.float64(), nullable=False),
+        pa.field("busy_s", pa.float64(), nullable=False),  # at least one request in the engine
+        pa.field("num_batches", pa.int64(), nullable=False),  # committed
+        pa.field("currency", pa.string(), nullable=False),
+        pa.field("cost", pa.float64(), nullable=False),  # lifetime_s x accelerators x price
+    ]
+)
+
+
+def result_schema(carried: pa.Schema) -> pa.Schema:
+    """Return the schema of every part of a run that copies the `carried` columns.
+
+    Raises ConfigError where a carried column has the name of one of ours.
+    """
+    clashes = sorted(set(carried.names) & set(RESULT.names))
+    if clashes:
+        raise ConfigError(
+            f"input.carry_columns={clashes} have the names of result columns; rename them in the input "
+            f"(result columns: {', '.join(RESULT.names)})"
+        )
+    return pa.schema([*RESULT, *(field.with_nullable(True).remove_metadata() for field in carried)])

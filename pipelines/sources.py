@@ -1,0 +1,91 @@
+"""Find the input's files, and notice when one of them changes."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from pipelines.config import InputConfig
+from pipelines.errors import ConfigError
+from pipelines.readers.jsonl import COMPRESSIONS
+from pipelines.storage import file_system
+
+_SUFFIXES = {
+    "parquet": {".parquet", ".pq"},
+    "jsonl": {".jsonl", ".ndjson", ".json"},
+}
+_VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input file as it was when it was listed."""
+
+    path: str
+    num_bytes: int
+    version: str
+
+
+def list_sources(config: InputConfig) -> list[Source]:
+    """Return the input's files in a stable order, each once.
+
+    Raises ConfigError where a path matches nothing.
+    """
+    paths = [config.path] if isinstance(config.path, str) else config.path
+    found: dict[str, Source] = {}
+    for path in paths:
+        found |= {source.path: source for source in _expand(path, config.format)}
+    return [found[path] for path in sorted(found)]
+
+
+def snapshot(sources: Sequence[Source]) -> str:
+    """A digest over path, size and version of every file: another digest means another input."""
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(f"{source.path}\0{source.num_bytes}\0{source.version}\n".encode())
+    return digest.hexdigest()
+
+
+def _expand(path: str, format_name: str) -> list[Source]:
+    fs, place = file_system(path)
+    if any(mark in place for mark in "*?["):
+        matches = fs.glob(place, detail=True)
+        infos = [info for info in matches.values() if info["type"] == "file"]
+        if not infos:
+            raise ConfigError(f"input.path={path} matches no file")
+    elif fs.isdir(place):
+        everything = fs.find(place, detail=True)
+        infos = [info for name, info in everything.items() if _is_data(name.removeprefix(place), format_name)]
+        if not infos:
+            seen = sorted({PurePosixPath(name).suffix or PurePosixPath(name).name for name in everything})
+            raise ConfigError(
+                f"input.path={path} holds no {format_name} file ({', '.join(sorted(_SUFFIXES[format_name]))}); "
+                f"it has: {', '.join(seen) or 'nothing'}. Name the files, or set input.format"
+            )
+    elif fs.exists(place):
+        infos = [fs.info(place)]
+    else:
+        raise ConfigError(f"input.path={path} does not exist")
+    return [Source(_name(fs, info["name"]), info["size"], _version(info)) for info in infos]
+
+
+def _is_data(name: str, format_name: str) -> bool:
+    """Whether a file found in a folder is input: by its ending, and not hidden or a marker such as _SUCCESS."""
+    parts = PurePosixPath(name).parts
+    if any(part.startswith((".", "_")) for part in parts):
+        return False
+    suffixes = PurePosixPath(name).suffixes
+    if format_name == "jsonl" and suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes = suffixes[:-1]
+    return bool(suffixes) and suffixes[-1] in _SUFFIXES[format_name]
+
+
+def _name(fs: Any, path: str) -> str:
+    return path if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
+
+
+def _version(info: dict[str, Any]) -> str:
+    return next((str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None), "")

@@ -1,0 +1,220 @@
+"""Count what a run really holds, refuse it where it does not add up, and sum it up."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.acero as acero
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.errors import ExitCode, RunFailed
+from pipelines.heartbeat import worker_table
+from pipelines.parts import batch_table, committed, part_name, ratio, read_statistics
+from pipelines.plan import Plan
+from pipelines.run import RUN_FILE, SUCCESS_FILE, Run, versions
+from pipelines.schema import LATENCIES, result_schema
+
+SUMMARY_FILE = "stats/summary.json"
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+class Quantiles(BaseModel):
+    """Seconds below which half, 95 % and 99 % of the rows lie; null where there are none."""
+
+    model_config = ConfigDict(frozen=True)
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Summary(BaseModel):
+    """The totals of a run: `stats/summary.json`."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    exit_code: ExitCode
+    engine: str
+    fingerprint: str
+    num_rows: int
+    num_ok: int
+    num_failed: int
+    error_kinds: dict[str, int]
+    finish_reasons: dict[str, int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_batches: int
+    num_attempts: int
+    num_workers: int
+    """Worker lifetimes, over all attempts."""
+    wall_s: float
+    """From the first worker's start to the last heartbeat, summed over the attempts."""
+    worker_s: float
+    """The sum of all workers' lifetimes."""
+    loading_s: float
+    engine_s: float
+    """Of them, with at least one request in the engine."""
+    output_tokens_per_s: float | None
+    """Over `wall_s`: loading and idling included."""
+    total_tokens_per_s: float | None
+    busy_output_tokens_per_s: float | None
+    """Over `engine_s`: what one busy engine gives."""
+    latencies: dict[str, Quantiles]
+    currency: str
+    cost: float
+    """`worker_s` x accelerators x price: what the workers cost, loading and idling included."""
+    cost_basis: str
+    cost_per_million_output_tokens: float | None
+    cost_per_million_total_tokens: float | None
+    record: dict[str, Any]
+    """What it takes to do this run again: model, versions, hardware, sampling, input, command."""
+
+
+def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
+    """Verify the run, write its statistics and its summary, and mark it finished.
+
+    Raises RunFailed where the parts do not match the plan.
+    """
+    statistics = verify(run, plan)
+    workers = worker_table(run.folder)
+    summary = _sum_up(run, plan, config, statistics, workers)
+    _write_table(run, "stats/batches.parquet", batch_table(statistics))
+    _write_table(run, "stats/workers.parquet", workers)
+    run.folder.write(SUMMARY_FILE, summary.model_dump_json(indent=2).encode())
+    run.folder.write(SUCCESS_FILE, b"")
+    return summary
+
+
+def read_summary(run: Run) -> Summary:
+    """The summary of a finished run."""
+    return Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
+
+
+def verify(run: Run, plan: Plan) -> list[dict[str, Any]]:
+    """Check that every batch has its part, and every part the rows of its batch; return the parts' statistics.
+
+    Raises RunFailed that names what is missing or wrong.
+    """
+    planned = dict(zip(plan.batches["batch_id"].to_pylist(), plan.batches["num_rows"].to_pylist(), strict=True))
+    parts = set(committed(run.folder))
+    if missing := sorted(set(planned) - parts):
+        raise RunFailed(f"{len(missing)} of {len(planned)} batches have no part, the first is {part_name(missing[0])}")
+    if foreign := sorted(parts - set(planned)):
+        raise RunFailed(f"{len(foreign)} parts are in no plan, the first is {part_name(foreign[0])}; move them away")
+    statistics = read_statistics(run.folder, sorted(planned))
+    for line, (batch_id, num_rows) in zip(statistics, sorted(planned.items()), strict=True):
+        counted = (line.get("batch_id"), line.get("num_rows"), line["num_rows_written"], line.get("num_ok", 0) + line.get("num_failed", 0))
+        if counted != (batch_id, num_rows, num_rows, num_rows):
+            raise RunFailed(
+                f"{part_name(batch_id)} does not match the plan: batch {counted[0]}, {counted[1]} rows counted, "
+                f"{counted[2]} written, {counted[3]} ok or failed; planned {num_rows}. Delete it and run the same command"
+            )
+    return [{key: value for key, value in line.items() if key != "num_rows_written"} for line in statistics]
+
+
+def _sum_up(run: Run, plan: Plan, config: BatchConfig, statistics: Sequence[dict[str, Any]], workers: pa.Table) -> Summary:
+    def total(name: str) -> int:
+        return sum(line[name] for line in statistics)
+
+    def count(name: str) -> dict[str, int]:
+        return dict(sum((Counter(line[name]) for line in statistics), Counter()).most_common())
+
+    num_rows, num_failed = total("num_rows"), total("num_failed")
+    num_prompt, num_output = total("num_prompt_tokens"), total("num_output_tokens")
+    wall_s, cost = _wall_s(workers), _sum(workers, "cost")
+    engine_s = sum(line["engine_s"] for line in statistics)
+    is_within_budget = num_failed <= config.errors.max_failed_fraction * num_rows
+    return Summary(
+        exit_code=ExitCode.OK if is_within_budget else ExitCode.ROWS_FAILED,
+        engine=config.engine.kind,
+        fingerprint=run.fingerprint,
+        num_rows=num_rows,
+        num_ok=total("num_ok"),
+        num_failed=num_failed,
+        error_kinds=count("error_kinds"),
+        finish_reasons=count("finish_reasons"),
+        num_prompt_tokens=num_prompt,
+        num_cached_tokens=total("num_cached_tokens"),
+        num_output_tokens=num_output,
+        num_batches=len(statistics),
+        num_attempts=run.attempt,
+        num_workers=len(workers),
+        wall_s=wall_s,
+        worker_s=_sum(workers, "lifetime_s"),
+        loading_s=_sum(workers, "loading_s"),
+        engine_s=engine_s,
+        output_tokens_per_s=ratio(num_output, wall_s),
+        total_tokens_per_s=ratio(num_prompt + num_output, wall_s),
+        busy_output_tokens_per_s=ratio(num_output, engine_s),
+        latencies=_latencies(run, plan),
+        currency=config.pricing.currency,
+        cost=cost,
+        cost_basis="worker lifetimes x accelerators x price per accelerator-hour",
+        cost_per_million_output_tokens=ratio(cost * 1e6, num_output),
+        cost_per_million_total_tokens=ratio(cost * 1e6, num_prompt + num_output),
+        record=_record(run, config, workers),
+    )
+
+
+def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
+    started: dict[str, Any] = json.loads(run.folder.read(RUN_FILE))
+    last = json.loads(run.folder.read(f"attempts/attempt-{run.attempt:04d}.json"))
+    is_echo = isinstance(config.engine, EchoEngineConfig)
+    hardware = workers.group_by(["node", "accelerator", "num_accelerators"]).aggregate([("worker", "count")]).to_pylist()
+    return {
+        "model": "none: the echo engine repeats prompts" if is_echo else started["identity"]["model"],
+        "identity": started["identity"],
+        "versions": versions(),
+        "hardware": {"driver": last["driver"], "workers": hardware},
+        "concurrency": {"workers": config.cluster.workers, "max_workers": config.cluster.max_workers},
+        "pricing": config.pricing.model_dump(),
+        "command": last["command"],
+    }
+
+
+def _latencies(run: Run, plan: Plan) -> dict[str, Quantiles]:
+    """Quantiles over all rows by t-digest (Dunning 2019), in one streaming pass over three columns."""
+    paths = [run.folder.path(part_name(batch_id)) for batch_id in plan.batches["batch_id"].to_pylist()]
+    rows = ds.dataset(paths, schema=result_schema(plan.carried), format="parquet", filesystem=run.folder.arrow)
+    decode_tokens = ds.field("num_output_tokens") - 1
+    columns = {
+        "queue_s": ds.field("queue_s"),
+        "ttft_s": ds.field("ttft_s"),
+        "time_per_output_token_s": pc.if_else(decode_tokens > 0, ds.field("generation_s") / decode_tokens.cast(pa.float64()), None),
+        "latency_s": ds.field("ttft_s") + ds.field("generation_s"),
+    }
+    scan = acero.Declaration("scan", acero.ScanNodeOptions(rows, columns=columns))
+    project = acero.Declaration("project", acero.ProjectNodeOptions(list(columns.values()), list(columns)))
+    wanted = [
+        (name, "tdigest", pc.TDigestOptions(q=q, delta=500), f"{name}_{label}") for name in columns for label, q in _QUANTILES.items()
+    ]
+    aggregate = acero.Declaration("aggregate", acero.AggregateNodeOptions(wanted))
+    (line,) = acero.Declaration.from_sequence([scan, project, aggregate]).to_table().to_pylist()
+    return {name: Quantiles(**{label: line[f"{name}_{label}"] for label in _QUANTILES}) for name in LATENCIES}
+
+
+def _wall_s(workers: pa.Table) -> float:
+    """Seconds during which the run had workers: for each attempt, from the first start to the last heartbeat."""
+    spans: dict[int, tuple[float, float]] = {}
+    for line in workers.select(["attempt", "started_at", "lifetime_s"]).to_pylist():
+        start = line["started_at"].timestamp()
+        first, last = spans.get(line["attempt"], (start, start))
+        spans[line["attempt"]] = (min(first, start), max(last, start + line["lifetime_s"]))
+    return sum(last - first for first, last in spans.values())
+
+
+def _sum(table: pa.Table, name: str) -> float:
+    return float(pc.sum(table[name]).as_py() or 0.0)
+
+
+def _write_table(run: Run, name: str, table: pa.Table) -> None:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    run.folder.write(name, sink.getvalue())

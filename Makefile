@@ -4,7 +4,8 @@ BIN := .venv/bin
 LOCK := infra/requirements-cpu.lock
 TORCH := infra/torch-cpu.lock
 READY := .venv/.ready
-UV := UV_LINK_MODE=copy $(BIN)/uv
+DEMO := runs/demo
+UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
@@ -31,7 +32,7 @@ $(READY): $(LOCK) $(TORCH) pyproject.toml Makefile
 
 demo: $(READY)  ## answer the 64 demo prompts with the embedded model
 	$(call say,answering 64 prompts with SmolLM2-135M on vLLM; about two minutes on two cores)
-	@$(BIN)/fournee batch output.path=runs/demo
+	@$(BIN)/fournee batch output.path=$(DEMO)
 
 test: lint  ## run all checks and all tests
 	$(call say,running the tests; about TEST_MINUTES minutes on two cores)

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
-    """Show the resolved settings and the plan; nothing is written but spooled copies of compressed input, in a temporary folder."""
+    """Show the resolved settings and the plan; compressed input is spooled into a temporary folder, nothing else is written."""
     check_engine(config)
     sources = list_sources(config.input)
     folder = run_folder(config, fingerprint_of(identity_of(config, sources)))

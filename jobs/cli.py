@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
+
+from pipelines.machine import installed_versions
 
 _JOBS = {
     "batch": "answer every row of a data set once, resumably",
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0
     if job == "--version":
-        print(version("fournee"))
+        print(installed_versions(("fournee",)).get("fournee", "not installed: run from its folder"))
         return 0
     if job not in _JOBS:
         print(f"fournee: {job!r} is not a job\n\n{_usage()}", file=sys.stderr)

@@ -10,13 +10,15 @@ def settings_help(job: str) -> str:
     for group in groups:
         choices = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
         lines.append(f"  {group.name:12} {choices or 'none yet; put your own into --config-dir'}")
-    lines.append("\nkeys (set with key=value), here as the first choice of each group has them:")
+    lines.append("\nkeys (set with key=value), here as the default choice of each group has them:")
     root = (conf_folder() / f"{job}.yaml").read_text(encoding="utf-8").splitlines()
     defaults = dict(line.removeprefix("  - ").split(": ") for line in root if line.startswith("  - ") and ": " in line)
     for group in groups:
         chosen = conf_folder() / group.name / f"{defaults.get(group.name, '')}.yaml"
         if chosen.is_file():
-            lines += [f"  {group.name}.{line}" for line in chosen.read_text(encoding="utf-8").splitlines() if line[:1].isalpha()]
+            lines += [
+                f"  {group.name}.{line}" for line in chosen.read_text(encoding="utf-8").splitlines() if line[:1].isalpha()
+            ]
     section = ""
     for line in root[root.index("") :]:
         if line.endswith(":"):

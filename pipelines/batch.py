@@ -69,7 +69,7 @@ def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Pl
 def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table) -> None:
     """Run the workers over the batches that have no part yet."""
     done_rows = plan.num_rows - pc.sum(pending["num_rows"]).as_py()
-    logger.info("%s: %s rows in %s batches, %s done", run.folder.url, f"{plan.num_rows:,}", f"{plan.num_batches:,}", f"{done_rows:,}")
+    logger.info("%s: %d rows in %d batches, %d rows done", run.folder.url, plan.num_rows, plan.num_batches, done_rows)
     with connect(config) as cluster, stop_on_signal():
         job = Job(
             config=config,

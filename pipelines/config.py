@@ -3,34 +3,53 @@
 Nothing behind `parse_config` sees a dict, and nothing here is changed after parsing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic import ValidationError, model_validator
-from pydantic_core import to_json
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, to_json
 
 from pipelines.errors import ConfigError
-from pipelines.suggest import did_you_mean
+from pipelines.suggest import did_you_mean, not_set, shown
+
+Text = Annotated[str, Field(min_length=1)]
+"""Where an empty text is most likely a shell variable that was not set."""
+
+TextOrList = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[tuple[Text, ...], Field(min_length=1), Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "text"),
+]
 
 
 class Strict(BaseModel):
     """A frozen group of settings: an unknown key or a value of another type is an error, never a guess."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelConfig(Strict):
     """The language model."""
 
-    name: str
+    name: Text
     """A short name for reports."""
-    path: str
+    path: Text
     """A hub id, a model folder, or `package://<package>/<file>.gguf` (converted once into the cache folder)."""
-    revision: str | None
+    revision: Text | None
     """The hub revision; null takes the newest, and the run records which it was."""
-    dtype: str
+    dtype: Text
     """The weights' type, as vLLM spells it; `auto` takes the checkpoint's."""
     max_model_len: PositiveInt | None
     """The most tokens of prompt and answer together; null takes the model's own limit."""
@@ -66,9 +85,9 @@ class EchoEngineConfig(Strict):
     """Requests that run together."""
     seconds_per_token: NonNegativeFloat
     """How long one token takes."""
-    refuse_text: str | None
+    refuse_text: Text | None
     """A row whose prompt contains this text is refused."""
-    die_text: str | None
+    die_text: Text | None
     """A row whose prompt contains this text ends the worker's process."""
 
 
@@ -76,15 +95,15 @@ class InputConfig(Strict):
     """The rows to answer."""
 
     format: Literal["parquet", "jsonl"]
-    path: str | tuple[str, ...]
+    path: TextOrList
     """Files, folders or globs, local or on object storage; `package://<package>/<file>` is a file that a package ships."""
-    id_column: str | None
+    id_column: Text | None
     """The column that names a row; null takes the row's number. Ids are carried through as text, never used as keys."""
-    prompt_column: str | None
+    prompt_column: Text | None
     """The column with the prompt's text."""
-    messages_column: str | None
+    messages_column: Text | None
     """The column with a whole conversation, instead of `prompt_column`."""
-    carry_columns: tuple[str, ...]
+    carry_columns: tuple[Text, ...]
     """Input columns to copy into the results."""
     limit: PositiveInt | None
     """Only the first so many rows."""
@@ -97,17 +116,19 @@ class PromptConfig(Strict):
     """`raw` hands the text to the model as it is; `chat` wraps it in the model's chat template."""
     system: str | None
     """A system message before each conversation (chat only)."""
-    template: str | None
+    template: Text | None
     """A Jinja template over the row's columns that gives the text; null takes `input.prompt_column` as it is."""
-    template_file: str | None
+    template_file: Text | None
     """A file that holds the template, for texts that are awkward to quote."""
     chat_template_kwargs: dict[str, JsonValue]
     """Variables for the model's chat template, such as `enable_thinking`."""
 
     @model_validator(mode="after")
     def _check(self) -> "PromptConfig":
-        if self.kind == "raw" and (self.system is not None or self.chat_template_kwargs):
-            raise ValueError("prompt.system and prompt.chat_template_kwargs need prompt.kind=chat")
+        if self.kind == "raw" and self.system is not None:
+            raise ValueError(f"prompt.system={shown(self.system)} needs prompt.kind=chat; set that, or prompt.system=null")
+        if self.kind == "raw" and self.chat_template_kwargs:
+            raise ValueError(f"prompt.chat_template_kwargs={shown(self.chat_template_kwargs)} need prompt.kind=chat")
         return self
 
 
@@ -116,7 +137,7 @@ class SamplingConfig(Strict):
 
     max_tokens: PositiveInt
     min_tokens: Annotated[int, Field(ge=0)]
-    temperature: NonNegativeFloat
+    temperature: Annotated[float, Field(ge=0, le=2)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=0)]
     """0 considers every token."""
@@ -124,7 +145,7 @@ class SamplingConfig(Strict):
     repetition_penalty: PositiveFloat
     presence_penalty: Annotated[float, Field(ge=-2, le=2)]
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)]
-    stop: tuple[str, ...]
+    stop: tuple[Text, ...]
     seed: int | None
     n: PositiveInt
     """Answers per row; the first is `text`, the others stand in `completions`."""
@@ -132,11 +153,19 @@ class SamplingConfig(Strict):
     """Log probabilities of so many likeliest tokens at each place of the answer."""
     ignore_eos: bool
 
+    @model_validator(mode="after")
+    def _check(self) -> "SamplingConfig":
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"sampling.min_tokens={self.min_tokens} is above sampling.max_tokens={self.max_tokens}")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"sampling.n={self.n} would give the same answer {self.n} times; set sampling.temperature above 0")
+        return self
+
 
 class OutputConfig(Strict):
     """Where the run folder lies."""
 
-    path: str | None
+    path: Text | None
     """The run folder; null names it `runs/<input>-<fingerprint>`, so that the same command finds it again."""
     on_existing: Literal["resume", "refuse", "replace"]
     """What to do where the folder already holds a run."""
@@ -152,25 +181,25 @@ class ErrorsConfig(Strict):
 class PricingConfig(Strict):
     """What an accelerator costs."""
 
-    accelerator: str
+    accelerator: Text
     price_per_accelerator_hour: NonNegativeFloat
     """On CPUs the whole worker counts as one accelerator."""
-    currency: str
-    source: str
+    currency: Text
+    source: Text
     """Where the price stands, and of which day it is."""
 
 
 class ClusterConfig(Strict):
     """Where the workers run."""
 
-    address: str | None
+    address: Text | None
     """A Ray cluster; null takes the one this process belongs to (RAY_ADDRESS), else starts one on this machine."""
     workers: PositiveInt
     max_workers: PositiveInt | None
     """Grow up to so many workers with the cluster; null keeps `workers`."""
     cpus_per_worker: PositiveFloat
     """CPUs that Ray sets aside for one worker."""
-    accelerator_type: str | None
+    accelerator_type: Text | None
     """Ray's name of the accelerator to run on, such as H100; null takes any."""
     worker_restarts: Annotated[int, Field(ge=0)]
     """How often a worker that died is started again."""
@@ -180,7 +209,9 @@ class ClusterConfig(Strict):
     @model_validator(mode="after")
     def _check(self) -> "ClusterConfig":
         if self.max_workers is not None and self.max_workers < self.workers:
-            raise ValueError(f"cluster.max_workers={self.max_workers} is below cluster.workers={self.workers}")
+            raise ValueError(
+                f"cluster.max_workers={self.max_workers} is below cluster.workers={self.workers}; null keeps workers"
+            )
         return self
 
 
@@ -205,24 +236,37 @@ class BatchConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "BatchConfig":
-        sources = [
-            name
-            for name, is_set in {
-                "input.prompt_column": self.input.prompt_column is not None,
-                "input.messages_column": self.input.messages_column is not None,
-                "prompt.template": self.prompt.template is not None,
-            }.items()
-            if is_set
-        ]
-        if len(sources) != 1:
-            given = " and ".join(sources) or "none of them"
+        template = "prompt.template" if self.prompt.template_file is None else "prompt.template_file"
+        sources = {
+            "input.prompt_column": self.input.prompt_column,
+            "input.messages_column": self.input.messages_column,
+            template: self.prompt.template_file or self.prompt.template,
+        }
+        given = [f"{key}={shown(value)}" for key, value in sources.items() if value is not None]
+        if len(given) != 1:
+            found = f"these are set: {', '.join(given)}; set all but one to null" if given else "none of them is set; set one"
             raise ValueError(
                 "a row's prompt comes from exactly one of input.prompt_column, input.messages_column and "
-                f"prompt.template (or prompt.template_file); set: {given}. Set the others to null"
+                f"prompt.template (or prompt.template_file), and {found}"
             )
         if self.input.messages_column is not None and self.prompt.kind == "raw":
-            raise ValueError("input.messages_column holds conversations and needs prompt.kind=chat")
+            column = shown(self.input.messages_column)
+            raise ValueError(f"input.messages_column={column} holds conversations and needs prompt.kind=chat")
         return self
+
+
+_ENGINES: dict[str, type[Strict]] = {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}
+
+_UNIONS = (["engine"], ["input", "path"])
+_MUST = {
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "dict_type": "must be a mapping: {name: value}",
+    "model_type": "must be a group of settings; set its keys one by one",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
 
 
 def parse_config(values: Mapping[str, Any]) -> BatchConfig:
@@ -230,6 +274,7 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 
     Raises ConfigError with one line for each wrong setting.
     """
+    _check_engine(values.get("engine"))
     values = {**values, "prompt": _with_template_text(values.get("prompt"))}
     try:
         return BatchConfig.model_validate_json(to_json(values))
@@ -237,49 +282,78 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
         raise ConfigError("\n".join(_explain(detail, values) for detail in error.errors())) from None
 
 
+def _check_engine(engine: Any) -> None:
+    """Refuse an engine under another's name here: every one of its settings would seem wrong."""
+    for name, model in _ENGINES.items():
+        if isinstance(engine, Mapping) and engine.get("kind", name) != name and set(engine) == set(model.model_fields):
+            kind, choices = shown(engine["kind"]), " or ".join(f"engine={choice}" for choice in _ENGINES)
+            raise ConfigError(f"engine.kind={kind} has the settings of engine={name}; choose by file: {choices}")
+
+
 def _with_template_text(prompt: Any) -> Any:
     """Read `template_file` here, once: workers elsewhere may not see the file, and its text belongs to the run."""
-    if not isinstance(prompt, Mapping) or not prompt.get("template_file"):
+    if not isinstance(prompt, Mapping) or not isinstance(prompt.get("template_file"), str):
         return prompt
+    name = prompt["template_file"]
     if prompt.get("template") is not None:
-        raise ConfigError("prompt.template and prompt.template_file are both set; set one of them to null")
-    path = Path(str(prompt["template_file"]))
+        template = shown(prompt["template"])
+        raise ConfigError(f"prompt.template={template} and prompt.template_file={name} are both set; set one of them to null")
     try:
-        return {**prompt, "template": path.read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompt.template_file={path} cannot be read as UTF-8 text: {error}") from None
+        return {**prompt, "template": Path(name).expanduser().read_text(encoding="utf-8")}
+    except OSError as error:
+        raise ConfigError(f"prompt.template_file={name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompt.template_file={name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
-def _explain(detail: Any, values: Mapping[str, Any]) -> str:
+def _explain(detail: ErrorDetails, values: Mapping[str, Any]) -> str:
     """Say which key is wrong, what it was set to, and what would be right."""
-    path = [str(part) for part in detail["loc"] if part not in ("vllm", "echo", "constrained-str", "str")]
+    path = _path(detail)
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        known = _keys_at(values, path[:-1]) | _field_names(path[:-1])
-        return f"{key} is not a setting{did_you_mean(path[-1], known - {path[-1]})}"
+        return f"{key} is not a setting{_guess(path, values)}"
     if detail["type"] == "missing":
-        return f"{key} is not set"
+        return not_set(key)
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
-    return f"{key}={detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    if detail["type"].startswith("union_tag"):
+        return f"engine.kind={shown(values['engine'].get('kind'))} must be {' or '.join(_ENGINES)}; choose with engine=vllm"
+    return f"{key}={shown(detail['input'])} {_must(detail, path)}"
 
 
-def _keys_at(values: Mapping[str, Any], path: list[str]) -> set[str]:
-    for part in path:
-        inner = values.get(part)
-        values = inner if isinstance(inner, Mapping) else {}
-    return set(values)
+def _must(detail: ErrorDetails, path: Sequence[str]) -> str:
+    *groups, name = path
+    if detail["type"] == "tuple_type":
+        return f"must be a list: {'.'.join(path)}=[...]"
+    if detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float):
+        example = f'{".".join(groups)}=["..."]' if name.isdigit() else f'{".".join(path)}="..."'
+        return f"must be text; quote it, once for Hydra and once for the shell: '{example}'"
+    return _MUST.get(detail["type"], detail["msg"].replace("Input should be", "must be").replace("a valid string", "text"))
 
 
-def _field_names(path: list[str]) -> set[str]:
-    """The settings of the group at `path`: engines share one group, so both are listed."""
-    match path:
-        case []:
-            return set(BatchConfig.model_fields)
-        case ["engine"]:
-            return set(VllmEngineConfig.model_fields) | set(EchoEngineConfig.model_fields)
-        case [group] if group in BatchConfig.model_fields:
-            annotation = BatchConfig.model_fields[group].annotation
-            return set(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, Strict) else set()
-        case _:
-            return set()
+def _path(detail: ErrorDetails) -> list[str]:
+    """The keys that lead to the fault, without the names that pydantic gives to the members of a union."""
+    path: list[str] = []
+    is_named = False
+    for part in detail["loc"]:
+        if path in _UNIONS and not is_named:
+            is_named = True
+        else:
+            path.append(str(part))
+    return path
+
+
+def _guess(path: list[str], values: Mapping[str, Any]) -> str:
+    """What an unknown key was meant to be: one of the other engine, of another group, or the nearest of its own."""
+    *groups, word = path
+    engine = values.get("engine")
+    chosen = _ENGINES.get(str(engine.get("kind"))) if isinstance(engine, Mapping) else None
+    for name, model in _ENGINES.items():
+        if groups == ["engine"] and model is not chosen and word in model.model_fields:
+            return f" of this engine; it belongs to engine={name}"
+    models = {group: field.annotation for group, field in BatchConfig.model_fields.items()} | {"engine": chosen}
+    settings = {group: set(m.model_fields) for group, m in models.items() if isinstance(m, type) and issubclass(m, Strict)}
+    elsewhere = [f"{group}.{word}" for group, names in settings.items() if word in names]
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    return did_you_mean(word, settings.get(groups[0], ()) if groups else BatchConfig.model_fields)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+import time
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipelines.storage import PACKAGE_SCHEME, package_file
 
 _WHOLE_BYTES = 16 * 2**20  # files up to this size are digested whole, larger ones by their two ends
 _END_BYTES = 2**20
+_ABANDONED_S = 3600.0  # a conversion takes seconds; one that is older was killed
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,11 @@ def model_digest(config: ModelConfig) -> str:
     return f"commit:{_hub_commit(config)}"
 
 
+def is_on_this_machine(config: ModelConfig) -> bool:
+    """Whether the model needs no hub."""
+    return config.path.startswith(PACKAGE_SCHEME) or _is_folder(config.path)
+
+
 def _is_folder(path: str) -> bool:
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -87,7 +94,7 @@ def _digest_file(path: Path) -> "hashlib._Hash":
 
 def _hub_commit(config: ModelConfig) -> str:
     if find_spec("huggingface_hub") is None:
-        raise ConfigError(f"model.path={config.path} is no folder, and hub ids need huggingface_hub: pip install 'fournee[gpu]'")
+        raise ConfigError(f"model.path={config.path} is no folder; a hub id needs huggingface_hub: pip install 'fournee[gpu]'")
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -115,6 +122,9 @@ def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in target.parent.glob(f".{target.name}.*"):
+        if time.time() - leftover.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(leftover, ignore_errors=True)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(temporary)

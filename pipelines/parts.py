@@ -137,8 +137,8 @@ def statistics_of(batch: Batch, outcomes: Sequence[Outcome], timing: Timing, ori
         "started_at": int(timing.started_at_s * 1e6),
         "wall_s": timing.wall_s,
         "engine_s": engine_s,
-        "output_tokens_per_s": ratio(num_output, timing.wall_s),
-        "total_tokens_per_s": ratio(num_prompt + num_output, timing.wall_s),
+        "output_tokens_per_s": tokens_per_s(num_output, timing.wall_s),
+        "total_tokens_per_s": tokens_per_s(num_prompt + num_output, timing.wall_s),
         **_latency_quantiles(answers),
         "finish_reasons": dict(Counter(one.finish_reason for a in answers for one in a.completions)),
         "error_kinds": dict(Counter(o.kind.value for o in outcomes if not isinstance(o, Answer))),
@@ -149,14 +149,19 @@ def statistics_of(batch: Batch, outcomes: Sequence[Outcome], timing: Timing, ori
         "attempt": origin.attempt,
         "currency": origin.pricing.currency,
         "cost": cost,
-        "cost_per_million_output_tokens": ratio(cost * 1e6, num_output),
-        "cost_per_million_total_tokens": ratio(cost * 1e6, num_prompt + num_output),
+        "cost_per_million_output_tokens": cost_per_million(cost, num_output),
+        "cost_per_million_total_tokens": cost_per_million(cost, num_prompt + num_output),
     }
 
 
-def ratio(amount: float, per: float) -> float | None:
-    """`amount / per`, or null where there is nothing to divide by: no rate is ever 0 or infinite for want of rows."""
-    return amount / per if per > 0 else None
+def tokens_per_s(num_tokens: int, seconds: float) -> float | None:
+    """A speed; null where no tokens came, which is no speed at all."""
+    return num_tokens / seconds if num_tokens and seconds > 0 else None
+
+
+def cost_per_million(cost: float, num_tokens: int) -> float | None:
+    """The cost of a million tokens; null where there are none to spread it over."""
+    return cost * 1e6 / num_tokens if num_tokens else None
 
 
 def batch_table(statistics: Sequence[dict[str, Any]]) -> pa.Table:

@@ -16,7 +16,7 @@ from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
 from pipelines.readers import Outline, jsonl, parquet
 from pipelines.rows import BATCH_FIELDS, Batch
-from pipelines.schema import PLAN
+from pipelines.schema import PLAN, result_schema
 from pipelines.sources import Source
 from pipelines.storage import Folder, file_system
 from pipelines.suggest import did_you_mean
@@ -25,7 +25,7 @@ PLAN_FILE = "plan/plan.parquet"
 _SPOOL_FOLDER = "spool"
 _OUTLINE_THREADS = 32
 _JSONL_STRIDE = 16  # every automatic batch size is a multiple of it
-_MAX_SHARDS_PER_ROW_GROUP = 8  # a shard decodes its row group up to its own end: (8 + 1) / 2 decodes of a group at most
+_MAX_SHARDS_PER_ROW_GROUP = 8  # a shard decodes its row group up to its own end: about (8 + 1) / 2 decodes of each group
 _MAX_BATCHES_PER_SHARD = 64
 _SHARDS_PER_WORKER = 8
 _SHARD = pa.schema([("batches", pa.list_(pa.struct(list(PLAN))))])
@@ -68,7 +68,9 @@ class Plan:
         return cls(table.cast(PLAN), carried)
 
 
-def make_plan(config: InputConfig, sources: Sequence[Source], needed: Sequence[str], rows_per_batch: int | None, run: Folder) -> Plan:
+def make_plan(
+    config: InputConfig, sources: Sequence[Source], needed: Sequence[str], rows_per_batch: int | None, run: Folder
+) -> Plan:
     """Look into every source, check that the `needed` columns are there, and cut the rows into batches.
 
     Compressed sources are copied to `run` first. Raises ConfigError that names the files or columns that are wrong.
@@ -99,16 +101,18 @@ def automatic_rows_per_batch(num_rows: int) -> int:
 def make_shards(pending: pa.Table, num_workers: int) -> list[pa.Table]:
     """Cut the pending batches into shard descriptors, one table of one row each.
 
-    Neighbouring batches of one source share a shard, so that a row group is decoded a bounded number of times; the last
-    shards are single batches, so that no worker finishes long after the others.
+    Neighbouring batches of one source share a shard, so that a row group is decoded few times, but never so many that
+    workers go short: a GPU that waits costs more than decoding again. The last shards are single batches, so that no
+    worker finishes long after the others.
     """
     batches = pending.select(BATCH_FIELDS).to_pylist()
     tail = 2 * num_workers
-    size = max(1, min(_MAX_BATCHES_PER_SHARD, len(batches) // (num_workers * _SHARDS_PER_WORKER)))
-    least = {key: -(-count // _MAX_SHARDS_PER_ROW_GROUP) for key, count in _count_by_row_group(batches).items()}
+    fair = max(1, len(batches) // (num_workers * _SHARDS_PER_WORKER))
+    size = min(_MAX_BATCHES_PER_SHARD, fair)
+    least = {key: min(fair, -(-count // _MAX_SHARDS_PER_ROW_GROUP)) for key, count in _count_by_row_group(batches).items()}
     shards: list[list[dict[str, Any]]] = []
     for index, batch in enumerate(batches):
-        limit = least.get(_row_group(batch), 1) if len(batches) - index <= tail else max(size, least.get(_row_group(batch), 1))
+        limit = 1 if len(batches) - index <= tail else max(size, least.get(_row_group(batch), 1))
         last = shards[-1] if shards else []
         if last and last[-1]["source"] == batch["source"] and len(last) < limit:
             last.append(batch)
@@ -144,11 +148,15 @@ def _spool(source: Source, config: InputConfig, run: Folder) -> str | None:
             with run.create(name) as target:
                 jsonl.spool(fs, path, target, config.limit)
         except (OSError, EOFError, pa.ArrowInvalid) as error:
-            raise ConfigError(f"{source.path} cannot be decompressed: {error}; repair it or take it out of input.path") from None
+            raise ConfigError(
+                f"{source.path} cannot be decompressed: {error}; repair it or take it out of input.path"
+            ) from None
     return str(run.fs.unstrip_protocol(run.path(name)))
 
 
-def _outline_all(config: InputConfig, sources: Sequence[Source], spooled: Sequence[str | None], rows_per_batch: int | None) -> list[Outline]:
+def _outline_all(
+    config: InputConfig, sources: Sequence[Source], spooled: Sequence[str | None], rows_per_batch: int | None
+) -> list[Outline]:
     def outline(source: Source, copy: str | None) -> Outline | str:
         fs, path = file_system(copy or source.path)
         try:
@@ -158,8 +166,8 @@ def _outline_all(config: InputConfig, sources: Sequence[Source], spooled: Sequen
             if config.format == "parquet":
                 return parquet.outline(fs, path)
             return jsonl.outline(fs, path, rows_per_batch or _JSONL_STRIDE, config.limit)
-        except (OSError, pa.ArrowInvalid) as error:
-            return f"{source.path} cannot be read as {config.format}: {error}"
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # whatever a damaged footer may hold
+            return f"{source.path} cannot be read as {config.format}: {str(error).strip()}"
 
     with ThreadPoolExecutor(_OUTLINE_THREADS) as pool:
         outlines = list(pool.map(outline, sources, spooled))
@@ -170,14 +178,18 @@ def _outline_all(config: InputConfig, sources: Sequence[Source], spooled: Sequen
     return [found for found in outlines if not isinstance(found, str)]
 
 
-def _check_columns(config: InputConfig, sources: Sequence[Source], outlines: Sequence[Outline], needed: Sequence[str]) -> pa.Schema:
-    """Refuse columns that are missing or change their type between files; return the carried ones."""
+def _check_columns(
+    config: InputConfig, sources: Sequence[Source], outlines: Sequence[Outline], needed: Sequence[str]
+) -> pa.Schema:
+    """Refuse columns that are missing, doubled or change their type between files; return the carried ones."""
+    wanted = [*needed, *config.carry_columns]
     first_seen: dict[str, tuple[pa.DataType, str]] = {}
     for source, outline in zip(sources, outlines, strict=True):
         if outline.num_rows == 0:
             continue
         if config.format == "parquet":
-            _require(outline.columns.names, needed, source.path)
+            _require(config, outline.columns.names, needed, source.path)
+            _refuse_doubled(config, outline.columns.names, wanted, source.path)
         for field in outline.columns:
             known, where = first_seen.setdefault(field.name, (parquet.plain_type(field.type), source.path))
             if field.name in config.carry_columns and parquet.plain_type(field.type) != known:
@@ -186,11 +198,27 @@ def _check_columns(config: InputConfig, sources: Sequence[Source], outlines: Seq
                     "write the files with one type, or leave the column out"
                 )
     if first_seen:
-        _require(list(first_seen), [*needed, *config.carry_columns], sources[0].path)
-    return pa.schema([(name, first_seen[name][0]) for name in config.carry_columns if name in first_seen])
+        _require(config, list(first_seen), wanted, sources[0].path)
+    carried = pa.schema([(name, first_seen[name][0]) for name in dict.fromkeys(config.carry_columns) if name in first_seen])
+    result_schema(carried)  # raises where a name is taken; the workers would find out after their answers
+    return carried
 
 
-def _require(names: Sequence[str], needed: Sequence[str], path: str) -> None:
+def _require(config: InputConfig, names: Sequence[str], needed: Sequence[str], path: str) -> None:
     for name in needed:
         if name not in names:
-            raise ConfigError(f"the column {name!r} is not in {path}{did_you_mean(name, names)}")
+            raise ConfigError(f"{_key_of(config, name)}: the column {name!r} is not in {path}{did_you_mean(name, names)}")
+
+
+def _refuse_doubled(config: InputConfig, names: Sequence[str], wanted: Sequence[str], path: str) -> None:
+    for name in wanted:
+        if names.count(name) > 1:
+            raise ConfigError(f"{_key_of(config, name)}: {path} has {names.count(name)} columns {name!r}; rename all but one")
+
+
+def _key_of(config: InputConfig, column: str) -> str:
+    """The setting that asks for a column."""
+    for key in ("prompt_column", "messages_column", "id_column"):
+        if getattr(config, key) == column:
+            return f"input.{key}"
+    return "input.carry_columns" if column in config.carry_columns else "prompt.template"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from ray.actor import ActorHandle
 
 from pipelines.config import BatchConfig
 from pipelines.parts import Origin

@@ -2,15 +2,31 @@
 
 import json
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, meta
+from jinja2 import StrictUndefined, TemplateError, TemplateRuntimeError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipelines.config import InputConfig, PromptConfig
 from pipelines.errors import ConfigError, ErrorKind, RowError
+from pipelines.suggest import shown
 
-_JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+_MAX_MESSAGE = 200  # characters: what Jinja says may quote the row
+_ROW_FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+
+
+class _NullPrinted(TemplateRuntimeError):
+    """The template would write the word None into the prompt."""
+
+
+def _not_null(value: Any) -> Any:
+    if value is None:
+        raise _NullPrinted
+    return value
+
+
+_JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_not_null)
 
 
 class Renderer:
@@ -26,8 +42,10 @@ class Renderer:
             try:
                 self._template = _JINJA.from_string(prompt.template)
                 self.columns = sorted(meta.find_undeclared_variables(_JINJA.parse(prompt.template)))
-            except TemplateError as error:
-                raise ConfigError(f"prompt.template is not a Jinja template: {error}") from None
+            except TemplateSyntaxError as error:
+                origin = f"_file={prompt.template_file}" if prompt.template_file else f"={shown(prompt.template)}"
+                reason = f"{error.message} (line {error.lineno})"
+                raise ConfigError(f"prompt.template{origin} is not a Jinja template: {reason}") from None
 
     def render(self, row: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         """Return the text (`prompt.kind=raw`) or the messages (`chat`) of a row; raises RowError."""
@@ -46,8 +64,12 @@ class Renderer:
         if self._template is not None:
             try:
                 text: Any = self._template.render(row)
-            except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-                raise RowError(ErrorKind.TEMPLATE_ERROR, f"prompt.template: {error}") from None
+            except _NullPrinted:
+                nulls = ", ".join(column for column in self.columns if row.get(column) is None) or "part of a column"
+                raise RowError(ErrorKind.MISSING_VALUE, f"prompt.template prints null; null here: {nulls}") from None
+            except _ROW_FAULTS as error:
+                reason = shorten(str(error) or type(error).__name__, _MAX_MESSAGE, placeholder="...")
+                raise RowError(ErrorKind.TEMPLATE_ERROR, f"prompt.template: {reason}") from None
             name = "prompt.template"
         else:
             name = str(self._text_column)
@@ -55,9 +77,9 @@ class Renderer:
         if text is None:
             raise RowError(ErrorKind.MISSING_VALUE, f"{name} is null")
         if not isinstance(text, str):
-            raise RowError(ErrorKind.INVALID_TEXT, f"{name} is {_shown(text)}, not text")
+            raise RowError(ErrorKind.INVALID_TEXT, f"{name} is {shown(text)}, not text")
         if not text.strip():
-            raise RowError(ErrorKind.EMPTY_PROMPT, f"{name} is {_shown(text)}: nothing but white space")
+            raise RowError(ErrorKind.EMPTY_PROMPT, f"{name} is {shown(text)}: nothing but white space")
         return text
 
 
@@ -69,27 +91,46 @@ def conversation(value: Any, name: str) -> list[dict[str, Any]]:
     if value is None:
         raise RowError(ErrorKind.MISSING_VALUE, f"{name} is null")
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is not JSON: {error}") from None
+        value = _from_json(value, name)
     if not isinstance(value, list) or not value:
-        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is {_shown(value)}, not a list of messages")
-    return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is {shown(value)}, not a list of messages")
+    messages = [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+    if not any(_says_something(message) for message in messages):
+        raise RowError(ErrorKind.EMPTY_PROMPT, f"{name} is {shown(value)}: nothing but white space")
+    return messages
+
+
+def _from_json(text: str, name: str) -> Any:
+    try:
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        raise RowError(ErrorKind.INVALID_TEXT, f"{name} is not Unicode text: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is {shown(text)}, not JSON: {error}") from None
+    return value
 
 
 def _message(value: Any, name: str) -> dict[str, Any]:
     message = without_nulls(value)
     if not isinstance(message, dict):
-        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is {_shown(value)}, not a message")
+        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name} is {shown(value)}, not a message")
     if not isinstance(message.get("role"), str):
-        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name}.role is {_shown(message.get('role'))}, not text")
+        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name}.role is {shown(message.get('role'))}, not text")
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)  # some templates write a tool block wherever the key is
     content = message.get("content")
-    if content is None and not message.get("tool_calls"):
+    if content is None and "tool_calls" not in message:
         raise RowError(ErrorKind.INVALID_MESSAGES, f"{name}.content is null")
     if content is not None and not isinstance(content, str | list):
-        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name}.content is {_shown(content)}, not text or a list of parts")
+        raise RowError(ErrorKind.INVALID_MESSAGES, f"{name}.content is {shown(content)}, not text or a list of parts")
     return message
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return bool(content.strip() if isinstance(content, str) else content) or "tool_calls" in message
 
 
 def without_nulls(value: Any) -> Any:
@@ -99,8 +140,3 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nulls(inner) for inner in value]
     return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,6 +14,11 @@ from pipelines.sources import Source
 from pipelines.summary import Summary
 
 _EXAMPLE_CHARACTERS = 300
+_SHOWN_LATENCIES = {
+    "ttft_s": "time to first token",
+    "time_per_output_token_s": "per output token",
+    "latency_s": "whole latency",
+}
 
 
 def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> RenderableType:
@@ -55,25 +60,33 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.error_kinds:
         yield "errors", ", ".join(f"{kind} {count:,}" for kind, count in summary.error_kinds.items())
     yield "finish reasons", ", ".join(f"{reason} {count:,}" for reason, count in summary.finish_reasons.items()) or "none"
-    yield "tokens", (
-        f"{summary.num_prompt_tokens:,} prompt ({summary.num_cached_tokens:,} from cache), {summary.num_output_tokens:,} output"
+    prompt, cached = summary.num_prompt_tokens, summary.num_cached_tokens
+    yield "tokens", f"{prompt:,} prompt ({cached:,} from cache), {summary.num_output_tokens:,} output"
+    yield (
+        "speed",
+        (
+            f"{_number(summary.output_tokens_per_s, 1)} output tokens/s overall, "
+            f"{_number(summary.busy_output_tokens_per_s, 1)} while an engine was busy"
+        ),
     )
-    yield "speed", (
-        f"{_number(summary.output_tokens_per_s, 1)} output tokens/s overall, "
-        f"{_number(summary.busy_output_tokens_per_s, 1)} while an engine was busy"
+    yield (
+        "time",
+        (
+            f"{summary.wall_s:,.1f} s with workers ({summary.loading_s:,.1f} s loading), "
+            f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s)"
+        ),
     )
-    yield "time", (
-        f"{summary.wall_s:,.1f} s with workers ({summary.loading_s:,.1f} s loading), "
-        f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s)"
-    )
-    for name, label in {"ttft_s": "time to first token", "time_per_output_token_s": "per output token", "latency_s": "whole latency"}.items():
+    for name, label in _SHOWN_LATENCIES.items():
         values = summary.latencies[name]
         yield label, f"p50 {_number(values.p50, 3)} s, p95 {_number(values.p95, 3)} s, p99 {_number(values.p99, 3)} s"
-    price = summary.record["pricing"]["price_per_accelerator_hour"]
-    yield "cost", f"{summary.cost:.4f} {summary.currency} (worker lifetimes at {price:g} {summary.currency} per accelerator-hour)"
-    yield "per million tokens", (
-        f"{_number(summary.cost_per_million_output_tokens, 2)} {summary.currency} output, "
-        f"{_number(summary.cost_per_million_total_tokens, 2)} {summary.currency} input + output"
+    price = f"{summary.record['pricing']['price_per_accelerator_hour']:g} {summary.currency} per accelerator-hour"
+    yield "cost", f"{summary.cost:.4f} {summary.currency} (worker lifetimes at {price})"
+    yield (
+        "per million tokens",
+        (
+            f"{_number(summary.cost_per_million_output_tokens, 2)} {summary.currency} output, "
+            f"{_number(summary.cost_per_million_total_tokens, 2)} {summary.currency} input + output"
+        ),
     )
 
 

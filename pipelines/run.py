@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from platform import machine, node, python_version, system
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ConfigError
+from pipelines.machine import installed_versions
 from pipelines.model import model_digest
 from pipelines.sources import Source, snapshot
 from pipelines.storage import Folder
@@ -122,16 +122,7 @@ def begin_attempt(run: Run) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of everything that takes part in an answer."""
-
-    def installed() -> Iterator[tuple[str, str]]:
-        yield "python", python_version()
-        for name in _PACKAGES:
-            try:
-                yield name, version(name)
-            except PackageNotFoundError:
-                continue
-
-    return dict(installed())
+    return {"python": python_version(), **installed_versions(_PACKAGES)}
 
 
 def _meet_existing(config: BatchConfig, folder: Folder, identity: Mapping[str, Any], fingerprint: str) -> None:

@@ -4,9 +4,7 @@ import pyarrow as pa
 
 from pipelines.errors import ConfigError
 
-_TOKEN_LOGPROB = pa.struct(
-    [("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("text", pa.string())]
-)
+_TOKEN_LOGPROB = pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("text", pa.string())])
 
 PLAN = pa.schema(
     [

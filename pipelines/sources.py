@@ -1,6 +1,8 @@
 """Find the input's files, and notice when one of them changes."""
 
 import hashlib
+import os.path
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,13 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
-from pipelines.readers.jsonl import COMPRESSIONS
+from pipelines.readers.jsonl import compression_of
 from pipelines.storage import file_system
 
 _SUFFIXES = {
     "parquet": {".parquet", ".pq"},
     "jsonl": {".jsonl", ".ndjson", ".json"},
 }
+_WILDCARD = re.compile(r"[*?[]")
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
@@ -51,11 +54,15 @@ def snapshot(sources: Sequence[Source]) -> str:
 
 def _expand(path: str, format_name: str) -> list[Source]:
     fs, place = file_system(path)
-    if any(mark in place for mark in "*?["):
+    if isinstance(fs, LocalFileSystem):
+        place = os.path.normpath(place)  # a/./b and a/../a/b are a/b: a file is listed once however it is spelt
+    wildcard = _WILDCARD.search(place)
+    if wildcard and not fs.exists(place):
         matches = fs.glob(place, detail=True)
-        infos = [info for info in matches.values() if info["type"] == "file"]
+        first = place.rfind("/", 0, wildcard.start()) + 1
+        infos = [info for name, info in matches.items() if info["type"] != "directory" and not _is_hidden(name[first:])]
         if not infos:
-            raise ConfigError(f"input.path={path} matches no file")
+            raise ConfigError(f"input.path={path} matches no file (hidden ones are left out)")
     elif fs.isdir(place):
         everything = fs.find(place, detail=True)
         infos = [info for name, info in everything.items() if _is_data(name.removeprefix(place), format_name)]
@@ -69,18 +76,27 @@ def _expand(path: str, format_name: str) -> list[Source]:
         infos = [fs.info(place)]
     else:
         raise ConfigError(f"input.path={path} does not exist")
-    return [Source(_name(fs, info["name"]), info["size"], _version(info)) for info in infos]
+    return [_source(fs, info) for info in infos]
+
+
+def _source(fs: Any, info: dict[str, Any]) -> Source:
+    if info.get("islink") and fs.exists(info["name"]):
+        info = fs.info(info["name"])  # listings show a symbolic link's own time; what counts is the file behind it
+    return Source(_name(fs, info["name"]), info["size"], _version(info))
 
 
 def _is_data(name: str, format_name: str) -> bool:
     """Whether a file found in a folder is input: by its ending, and not hidden or a marker such as _SUCCESS."""
-    parts = PurePosixPath(name).parts
-    if any(part.startswith((".", "_")) for part in parts):
+    if _is_hidden(name, marks=(".", "_")):
         return False
     suffixes = PurePosixPath(name).suffixes
-    if format_name == "jsonl" and suffixes and suffixes[-1] in COMPRESSIONS:
+    if format_name == "jsonl" and compression_of(name) is not None:
         suffixes = suffixes[:-1]
     return bool(suffixes) and suffixes[-1] in _SUFFIXES[format_name]
+
+
+def _is_hidden(name: str, marks: tuple[str, ...] = (".",)) -> bool:
+    return any(part.startswith(marks) for part in PurePosixPath(name).parts)
 
 
 def _name(fs: Any, path: str) -> str:

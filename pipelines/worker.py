@@ -124,10 +124,12 @@ class Worker:
             requests = await _in(self._preparer, self._prepare, batch, block)
             good = [request for request in requests if not isinstance(request, RowError)]
             started_at_s, started = time.time(), time.perf_counter()
-            answered = iter(await asyncio.wrap_future(self._engine.submit(good)))
+            answered = await asyncio.wrap_future(self._engine.submit(good))
             timing = Timing(started_at_s, time.perf_counter() - started)
-            outcomes: list[Outcome] = [one if isinstance(one, RowError) else next(answered) for one in requests]
-            return await _in(self._committers, self._commit, batch, block, outcomes, timing)
+            coming = iter(answered)
+            outcomes: list[Outcome] = [one if isinstance(one, RowError) else next(coming) for one in requests]
+            statistics: dict[str, Any] = await _in(self._committers, self._commit, batch, block, outcomes, timing)
+            return statistics
         finally:
             self._in_flight.release()
 

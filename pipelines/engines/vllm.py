@@ -93,6 +93,7 @@ class VllmEngine:
         device: Literal["cpu", "gpu"],
     ):
         self._options = {
+            "use_tqdm_on_load": False,  # a progress bar in each of many workers' logs
             **(_CPU_OPTIONS if device == "cpu" else {}),
             "dtype": model.dtype,
             "max_model_len": model.max_model_len,
@@ -167,7 +168,7 @@ class VllmEngine:
         """The thread's life: build the engine, then admit and step until it dies."""
         try:
             self._build()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits for the engine
             ready.set_exception(error)
             return
         ready.set_result(None)
@@ -177,7 +178,7 @@ class VllmEngine:
                 for output in self._engine.step():
                     if output.finished:
                         self._finish(output)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in every thread that waits for an answer
             self._death = EngineDead(f"vLLM's engine died: {type(error).__name__}: {error}")
             self._fail_all(self._death)
 

@@ -13,18 +13,25 @@ from pipelines.rows import Batch, Block
 class Cut(Protocol):
     """Where a batch lies in its source; the fields mean what `schema.PLAN` says."""
 
-    first_row: int
-    num_rows: int
-    first_byte: int | None
-    num_bytes: int | None
-    row_group: int | None
+    @property
+    def first_row(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def first_byte(self) -> int | None: ...
+    @property
+    def num_bytes(self) -> int | None: ...
+    @property
+    def row_group(self) -> int | None: ...
 
 
 class Outline(Protocol):
     """What planning needs to know of one source."""
 
-    num_rows: int
-    columns: pa.Schema
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def columns(self) -> pa.Schema: ...
 
     def cut(self, rows_per_batch: int, limit: int) -> Sequence[Cut]:
         """Cut the first `limit` rows into contiguous batches."""

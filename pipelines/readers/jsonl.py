@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,10 +20,12 @@ from pipelines.readers import parquet
 from pipelines.rows import Batch, Block, Row
 from pipelines.storage import arrow_file_system, file_system
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _CHUNK_BYTES = 16 * 2**20
 _SPOOL_ROWS = 16384  # lines in a row group of a spooled file
 _PEEK_ROWS = 100  # rows looked at to know a file's keys
+_MAX_DEPTH = 200  # of a row's nesting: what Python reads at its own limit it cannot write any more
+_BLANK = (b"", b"\r")  # lines that are no rows
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -70,14 +73,16 @@ def outline(fs: Any, path: str, stride: int, limit: int | None) -> Outline:
             head = head or chunk
             buffer = rest + chunk
             whole = buffer.rfind(b"\n") + 1
-            rows, ends_at = _rows_of(buffer[:whole])
-            _mark(rows, ends_at, stride, num_rows, num_lines, position, lines, offsets)
-            num_rows, num_lines = num_rows + len(rows), num_lines + len(ends_at)
+            rows, starts = _rows_of(buffer[:whole])
+            marked = rows[-num_rows % stride :: stride]
+            lines.extend((marked + num_lines).tolist())
+            offsets.extend((starts[marked] + position).tolist())
+            num_rows, num_lines = num_rows + len(rows), num_lines + len(starts)
             position, rest = position + whole, buffer[whole:]
             if limit is not None and num_rows > limit:
                 break
         else:
-            if rest.strip(b"\r"):
+            if rest not in _BLANK:
                 if num_rows % stride == 0:
                     lines.append(num_lines)
                     offsets.append(position)
@@ -96,28 +101,22 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
 
 def compression_of(path: str) -> str | None:
     """The compression that a file's name tells, as Arrow spells it."""
-    return COMPRESSIONS.get(PurePosixPath(path).suffix)
+    return _COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
 
 
 def spool(fs: Any, path: str, target: io.IOBase | Any, limit: int | None) -> None:
     """Copy the lines of a compressed file into Parquet, where they can be read by position."""
     schema = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
-    with fs.open(path, "rb") as raw, pa.CompressedInputStream(pa.PythonFile(raw), compression_of(path)) as stream:
-        with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-            lines: list[bytes] = []
-            numbers: list[int] = []
-            num_rows = 0
-            for number, line in enumerate(_lines(stream)):
-                if line:
-                    lines.append(line)
-                    numbers.append(number)
-                    num_rows += 1
-                if len(lines) == _SPOOL_ROWS or num_rows == limit:
-                    writer.write_table(pa.table([lines, numbers], schema=schema))
-                    lines, numbers = [], []
-                if num_rows == limit:
-                    break
-            writer.write_table(pa.table([lines, numbers], schema=schema))
+    with (
+        fs.open(path, "rb") as raw,
+        pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression_of(path)) as stream,
+        pq.ParquetWriter(target, schema, compression="zstd") as writer,
+    ):
+        rows = ((line, number) for number, line in enumerate(_lines(stream)) if line)
+        limited = islice(rows, limit)
+        while group := list(islice(limited, _SPOOL_ROWS)):
+            lines, numbers = zip(*group, strict=True)
+            writer.write_table(pa.table([pa.array(lines, pa.large_binary()), pa.array(numbers, pa.int64())], schema=schema))
 
 
 def columns_of_spooled(fs: Any, path: str) -> pa.Schema:
@@ -128,24 +127,13 @@ def columns_of_spooled(fs: Any, path: str) -> pa.Schema:
 
 
 def _rows_of(buffer: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return which lines of a buffer of whole lines are rows, and where each line ends."""
+    """Return which lines of a buffer of whole lines are rows, and where each line starts."""
     data = np.frombuffer(buffer, dtype=np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
     starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
     lengths = ends - starts
     is_row = (lengths > 1) | ((lengths == 1) & (data[starts] != ord("\r")))
-    return np.flatnonzero(is_row), ends
-
-
-def _mark(
-    rows: np.ndarray, ends: np.ndarray, stride: int, rows_before: int, lines_before: int, offset: int,
-    lines: list[int], offsets: list[int],
-) -> None:  # fmt: skip
-    """Note down line and byte of each row whose number is a multiple of `stride`."""
-    marked = rows[-rows_before % stride :: stride]
-    starts = np.where(marked > 0, ends[marked - 1] + 1, 0) if len(marked) else marked
-    lines.extend((marked + lines_before).tolist())
-    offsets.extend((starts + offset).tolist())
+    return np.flatnonzero(is_row), starts
 
 
 def _peek(head: bytes) -> pa.Schema:
@@ -164,7 +152,7 @@ def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[byt
         for batch in batches:
             file.seek(batch.first_byte)
             lines = file.read(batch.num_bytes).split(b"\n")
-            numbered = [(n, line) for n, line in enumerate(lines, batch.first_row) if line not in (b"", b"\r")]
+            numbered = [(n, line) for n, line in enumerate(lines, batch.first_row) if line not in _BLANK]
             numbered = numbered[: batch.num_rows]
             yield [n for n, _ in numbered], [line for _, line in numbered]
 
@@ -196,7 +184,23 @@ def _parse(line: bytes, number: int) -> Row:
         return RowError(ErrorKind.MALFORMED_ROW, f"line {number + 1} is not JSON: {error}")
     if not isinstance(value, dict):
         return RowError(ErrorKind.MALFORMED_ROW, f"line {number + 1} is a JSON {type(value).__name__}, not an object")
+    if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _is_too_deep(value):
+        return RowError(ErrorKind.MALFORMED_ROW, f"line {number + 1} is nested more than {_MAX_DEPTH} levels deep")
     return value
+
+
+def _is_too_deep(value: dict[str, Any]) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _carry(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:

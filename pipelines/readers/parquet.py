@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.rows import Batch, Block
+from pipelines.errors import ErrorKind, RowError
+from pipelines.rows import Batch, Block, Row
 from pipelines.storage import arrow_file_system, file_system
 
 DECODE_ROWS = 4096  # rows decoded at a time: bounds memory whatever the row group's size
@@ -56,7 +57,7 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
     wanted = [*columns, *(name for name in carried.names if name not in columns)]
     for batch, table in tables(batches, wanted):
         yield Block(
-            rows=table.select([name for name in columns if name in table.column_names]).to_pylist() if columns else [{}] * len(table),
+            rows=_rows(table.select([name for name in columns if name in table.column_names]), batch.first_row),
             source_rows=range(batch.first_row, batch.end_row),
             carried=_conform(table, carried),
         )
@@ -97,6 +98,21 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
         return pa.string()
     return data_type
+
+
+def _rows(table: pa.Table, first_row: int) -> list[Row]:
+    """The rows as Python values; one that Python cannot hold becomes an error, and its neighbours stay."""
+    if not table.num_columns:
+        return [{} for _ in range(len(table))]
+    try:
+        rows: list[Row] = table.to_pylist()
+    except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date after the year 9999
+        if len(table) == 1:
+            kind = ErrorKind.INVALID_TEXT if isinstance(error, UnicodeError) else ErrorKind.MALFORMED_ROW
+            return [RowError(kind, f"row {first_row} cannot be read: {error}")]
+        half = len(table) // 2
+        return _rows(table.slice(0, half), first_row) + _rows(table.slice(half), first_row + half)
+    return rows
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

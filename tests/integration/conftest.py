@@ -1,0 +1,103 @@
+"""Run the console command as a user does, in a process of its own; most tests share one Ray cluster, to save its start."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Fournee:
+    """`fournee batch ...` with an output folder of the test's own."""
+
+    folder: Path
+    address: str
+    """The Ray cluster to join; empty starts one for the run."""
+
+    def start(self, *overrides: str) -> "subprocess.Popen[str]":
+        """Start a run and leave it running."""
+        environment = {**os.environ, "RAY_ADDRESS": self.address, "COLUMNS": "160"}
+        if self.address:
+            environment["RAY_AUTH_MODE"] = "token"
+        return subprocess.Popen(
+            [sys.executable, "-m", "jobs.cli", "batch", f"output.path={self.folder}", *overrides],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def run(self, *overrides: str) -> Done:
+        """Run to the end."""
+        process = self.start(*overrides)
+        out, err = process.communicate(timeout=600)
+        return Done(process.returncode, out, err)
+
+    def parts(self) -> dict[str, int]:
+        """The committed parts and when each was written (ns)."""
+        return {path.name: path.stat().st_mtime_ns for path in sorted(self.folder.glob("results/part-*.parquet"))}
+
+    def table(self) -> pa.Table:
+        """All rows of the run, read as a user would read them."""
+        return ds.dataset(self.folder / "results").to_table()
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster that lives as long as the tests; it ends with the process that started it."""
+    script = (
+        "import ray, sys; context = ray.init(address='local', include_dashboard=False, num_cpus=4, log_to_driver=False);"
+        "print(context.address_info['address'], flush=True); sys.stdin.read(); ray.shutdown()"
+    )
+    head = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert head.stdin is not None and head.stdout is not None
+    yield head.stdout.readline().strip()
+    head.stdin.close()
+    head.wait(60)
+
+
+@pytest.fixture
+def fournee(tmp_path: Path, ray_address: str) -> Fournee:
+    """Runs on the shared cluster."""
+    return Fournee(tmp_path / "run", ray_address)
+
+
+@pytest.fixture
+def fournee_alone(tmp_path: Path) -> Fournee:
+    """Runs on a cluster of its own, as on a laptop."""
+    return Fournee(tmp_path / "run", "")
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool], "subprocess.Popen[str]"], None]:
+    """Wait for a condition while a process lives; fails with its output where it ends before."""
+
+    def wait(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+        for _ in range(4 * 300):
+            if condition():
+                return
+            try:
+                process.wait(0.25)
+            except subprocess.TimeoutExpired:
+                continue
+            out, err = process.communicate()
+            pytest.fail(f"the process ended with {process.returncode} before\n{out}\n{err}")
+        process.kill()
+        pytest.fail("it did not happen within five minutes")
+
+    return wait

@@ -1,0 +1,183 @@
+"""The story end to end on a real local Ray, with the echo engine: what comes out, and what a stop, a kill or a rerun does."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.conftest import Fournee
+
+Jsonl = Callable[..., Path]
+WaitUntil = Callable[[Callable[[], bool], "subprocess.Popen[str]"], None]
+
+
+def echo(path: Path, *more: str) -> list[str]:
+    return ["engine=echo", "engine.rows_per_batch=10", "input=jsonl", f"input.path={path}", "input.id_column=id", *more]
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"r{i:03d}", "prompt": f"row {i} says {'word ' * (i % 5 + 1)}", "topic": i % 3} for i in range(count)]
+
+
+def ids(fournee: Fournee) -> Sequence[str]:
+    return sorted(fournee.table()["id"].to_pylist())
+
+
+def test_answers_failures_statistics_and_cost_come_out_in_one_schema(fournee: Fournee, jsonl: Jsonl) -> None:
+    good = rows(200)
+    path = jsonl(
+        [*good, {"id": "null", "prompt": None}, {"id": "long", "prompt": "w " * 5000}, {"id": "no", "prompt": "say NO"}]
+    )
+    done = fournee.run(
+        *echo(path, "cluster.workers=2", "cluster.cpus_per_worker=0.5", "engine.refuse_text=NO", "input.carry_columns=[topic]")
+    )
+    assert done.code == 3, done.err  # 3 of 203 rows failed, more than errors.max_failed_fraction
+
+    table = fournee.table()
+    assert ids(fournee) == sorted([row["id"] for row in good] + ["long", "no", "null"])
+    answers = {row["id"]: row for row in table.to_pylist()}
+    for row in good:
+        assert answers[row["id"]]["text"] == row["prompt"].strip()
+        assert answers[row["id"]]["topic"] == str(row["topic"])
+    assert {i: answers[i]["error_kind"] for i in ("null", "long", "no")} == {
+        "null": "missing_value",
+        "long": "prompt_too_long",
+        "no": "engine_refused",
+    }
+    assert "5000 tokens and engine.max_model_len=4096" in answers["long"]["error_message"]
+
+    batches = pq.read_table(fournee.folder / "stats" / "batches.parquet")
+    workers = pq.read_table(fournee.folder / "stats" / "workers.parquet")
+    summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
+    assert sum(batches["num_rows"].to_pylist()) == 203 == summary["num_rows"]
+    assert summary["error_kinds"] == {"missing_value": 1, "prompt_too_long": 1, "engine_refused": 1}
+    assert summary["exit_code"] == 3
+    assert summary["cost"] == pytest.approx(sum(workers["cost"].to_pylist()))
+    assert set(batches["worker"].to_pylist()) <= set(workers["worker"].to_pylist())
+    assert (fournee.folder / "_SUCCESS").exists()
+    for said in ("ECHO ENGINE", "203: 200 ok, 3 failed", "time to first token", "per million tokens"):
+        assert said in done.out
+
+
+def test_the_results_read_as_one_table_by_arrow_duckdb_and_pandas(fournee: Fournee, jsonl: Jsonl) -> None:
+    first_all_failed = [{"id": f"bad{i}", "prompt": None} for i in range(10)]
+    assert fournee.run(*echo(jsonl([*first_all_failed, *rows(30)]), "errors.max_failed_fraction=1")).code == 0
+    results = fournee.folder / "results"
+    counts = duckdb.sql(f"select status, count(*) from '{results}/*.parquet' group by status order by status").fetchall()
+    assert counts == [("failed", 10), ("ok", 30)]
+    assert len(pd.read_parquet(results)) == len(fournee.table()) == 40
+    share = duckdb.sql(f"select sum(num_output_tokens) from '{fournee.folder}/stats/batches.parquet'").fetchall()
+    assert share == [(sum(n for n in fournee.table()["num_output_tokens"].to_pylist() if n),)]
+
+
+def test_a_finished_run_is_left_alone_and_another_run_is_refused(fournee: Fournee, jsonl: Jsonl) -> None:
+    command = echo(jsonl(rows(30)))
+    assert fournee.run(*command).code == 0
+    before = fournee.parts()
+    again = fournee.run(*command)
+    assert again.code == 0
+    assert "is finished; nothing to do" in again.err
+    assert fournee.parts() == before
+
+    other = fournee.run(*command, "sampling.max_tokens=3")
+    assert other.code == 2
+    assert "sampling.max_tokens: 128 in the folder, 3 now" in other.err
+    assert fournee.parts() == before
+
+    assert fournee.run(*command, "sampling.max_tokens=3", "output.on_existing=replace").code == 0
+    assert max(fournee.table()["num_output_tokens"].to_pylist()) == 3
+
+
+def test_a_driver_killed_twice_and_rerun_loses_and_repeats_nothing(
+    fournee: Fournee, jsonl: Jsonl, wait_until: WaitUntil
+) -> None:
+    command = echo(jsonl(rows(400)))
+    for enough in (2, 20):
+        process = fournee.start(*command, "engine.seconds_per_token=0.1")
+        wait_until(lambda enough=enough: len(fournee.parts()) >= enough, process)
+        process.kill()
+        process.communicate()
+    survived = fournee.parts()
+    assert 20 <= len(survived) < 40
+
+    assert fournee.run(*command).code == 0
+    assert ids(fournee) == [row["id"] for row in rows(400)]
+    assert {row["id"]: row["text"] for row in fournee.table().to_pylist()} == {r["id"]: r["prompt"].strip() for r in rows(400)}
+    changed = {name for name, written in survived.items() if fournee.parts()[name] != written}
+    assert not changed, "a batch that was committed was paid for twice"
+    summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
+    assert (summary["num_attempts"], summary["num_workers"]) == (3, 3)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_clean_says_how_to_resume_and_is_resumed(
+    fournee: Fournee, jsonl: Jsonl, wait_until: WaitUntil, how: signal.Signals
+) -> None:
+    command = echo(jsonl(rows(400)))
+    process = fournee.start(*command, "engine.seconds_per_token=0.1")
+    wait_until(lambda: len(fournee.parts()) >= 3, process)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert "the same command resumes" in err
+    assert not (fournee.folder / "_SUCCESS").exists()
+    assert all(len(pq.read_table(fournee.folder / "results" / name)) == 10 for name in fournee.parts())
+
+    assert fournee.run(*command).code == 0
+    assert ids(fournee) == [row["id"] for row in rows(400)]
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_job_with_what_is_done(fournee: Fournee, jsonl: Jsonl) -> None:
+    poisoned = [*rows(50), {"id": "poison", "prompt": "DIE"}, *rows(49)]
+    done = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "cluster.worker_restarts=1"))
+    assert done.code == 1
+    assert "the run failed" in done.err
+    assert "Traceback" not in done.err
+    assert "part-00000005.parquet" not in fournee.parts()
+
+    healed = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "sampling.max_tokens=9"))
+    assert healed.code == 2, "another fingerprint"
+
+
+def test_many_files_and_row_groups_of_every_size_come_out_whole(fournee: Fournee, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, (count, group) in enumerate([(1, 1), (7, 2), (300, 300), (95, 10), (0, 10)]):
+        table = pa.table(
+            {"uid": [number * 1000 + i for i in range(count)], "question": [f"file {number} row {i}" for i in range(count)]}
+        )
+        table = table.cast(pa.schema([("uid", pa.int64()), ("question", pa.string())]))
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
+    done = fournee.run(
+        "engine=echo", "engine.rows_per_batch=20", "input=parquet", f"input.path={folder}", "input.id_column=uid",
+        "input.prompt_column=null", "prompt.template='Answer: {{ question }}'", "input.carry_columns=[uid]",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    table = fournee.table()
+    assert table.num_rows == 403
+    assert table["uid"].type == pa.int64()
+    for row in table.to_pylist():
+        assert row["id"] == str(row["uid"])
+        assert row["text"] == f"Answer: file {row['uid'] // 1000} row {row['uid'] % 1000}"
+
+
+def test_a_compressed_file_gives_the_rows_of_the_plain_one(fournee: Fournee, jsonl: Jsonl) -> None:
+    plain = jsonl(rows(55))
+    subprocess.run(["gzip", "-k", plain], check=True)
+    assert fournee.run(*echo(Path(f"{plain}.gz"))).code == 0
+    assert ids(fournee) == [row["id"] for row in rows(55)]
+    assert set(fournee.table()["source"].to_pylist()) == {f"{plain}.gz"}
+
+
+def test_more_workers_than_the_machine_holds_are_refused_at_once(fournee_alone: Fournee, jsonl: Jsonl) -> None:
+    done = fournee_alone.run(*echo(jsonl(rows(10)), "cluster.workers=500"))
+    assert done.code == 2
+    assert "cluster.workers=500 need 500 CPUs" in done.err

@@ -1,0 +1,72 @@
+"""Shared by the unit tests: an input's settings, its plan, its rows, and a hypothesis profile for a busy machine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+
+from pipelines.config import InputConfig
+from pipelines.plan import Plan, make_plan
+from pipelines.readers import read_batches
+from pipelines.rows import Batch, Block
+from pipelines.sources import list_sources
+from pipelines.storage import Folder
+
+settings.register_profile("unit", deadline=None, max_examples=40)
+settings.load_profile("unit")
+
+
+@pytest.fixture(scope="session")
+def input_config() -> Callable[..., InputConfig]:
+    """The settings of an input: Parquet with the column `prompt`, unless the test says otherwise."""
+
+    def build(path: str | Path | Sequence[str | Path], **changes: Any) -> InputConfig:
+        values: dict[str, Any] = {
+            "format": "parquet",
+            "path": str(path) if isinstance(path, str | Path) else tuple(str(one) for one in path),
+            "id_column": None,
+            "prompt_column": "prompt",
+            "messages_column": None,
+            "carry_columns": (),
+            "limit": None,
+        }
+        return InputConfig(**{**values, **changes})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[..., Plan]:
+    """The plan of an input; compressed files are spooled to `run`."""
+
+    def plan(
+        config: InputConfig,
+        *,
+        needed: Sequence[str] = ("prompt",),
+        rows_per_batch: int | None = None,
+        run: Folder | None = None,
+    ) -> Plan:
+        return make_plan(config, list_sources(config), needed, rows_per_batch, run or Folder("memory://no-run"))
+
+    return plan
+
+
+@pytest.fixture(scope="session")
+def blocks_of() -> Callable[..., list[Block]]:
+    """The rows of an input, batch by batch, each source read in one go; of all batches unless some are named."""
+
+    def read(
+        config: InputConfig, plan: Plan, *, needed: Sequence[str] = ("prompt",), batches: pa.Table | None = None
+    ) -> list[Block]:
+        def each() -> Iterator[Block]:
+            lines = (plan.batches if batches is None else batches).to_pylist()
+            for _, group in groupby(lines, key=lambda line: line["source"]):
+                yield from read_batches(config.format, [Batch(**line) for line in group], needed, plan.carried)
+
+        return list(each())
+
+    return read

@@ -1,0 +1,260 @@
+"""One command line gives one mapping of settings: any text survives it, nothing becomes a sweep, the user's files win."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipelines.compose import compose_settings, conf_folder, to_yaml
+from pipelines.config import parse_config
+from pipelines.errors import ConfigError
+
+TEXTS = [
+    "Hello, world",
+    "a=b",
+    "/data/dt=2026-11-29/x.parquet",
+    "Say {name}",
+    "请用一句话回答。",
+    "Answer with 🍞 and 👩‍🚀!",
+    "it's",
+    "[END,</s>]",
+    "<|im_start|>",
+    "s3://b/[x]/*.parquet",
+    "${oc.env:HOME",
+    "${no.such.key}",
+    "${oc.env:FOURNEE_NOT_SET}",
+    "Pay ${amount:in:euro}",
+    "C:\\models\\",
+    'say "yes"',
+    """it's "both" kinds""",
+    'ends with a backslash and a quote\\"',
+    "two\nlines\n",
+    "trailing backslash and newline\\\n",
+    "a\tb: #1 ~ (c)",
+    "choice(a,b)",
+    "range(1,5)",
+    "interval(0,1)",
+    "glob(*)",
+    "1,2",
+    "a,",
+    "{a: b",
+    "[a, b",
+    "key: value, other: [1, 2]",
+]
+SWEEPS = ["Hello, world", "1,2", "choice(a,b)", "range(1,5)", "interval(0,1)", "glob(*)"]
+
+anything = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))  # what a command line can hold
+awkward = st.text(st.sampled_from("\\${}[]()\"'ab,=:;. \n\t~@+|<>*é🍞"), max_size=12)
+
+
+def refusal(*overrides: str, config_dir: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose_settings("batch", overrides, config_dir)
+    return str(caught.value)
+
+
+def shown_override(message: str) -> str:
+    """What the shell makes of the quoted form that a message shows."""
+    return shlex.split(message.partition("once for the shell:\n")[2])[0]
+
+
+def system_prompt(override: str) -> Any:
+    return compose_settings("batch", [override])["prompt"]["system"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_arrives_as_it_is_or_the_error_shows_the_form_that_does(text: str) -> None:
+    try:
+        assert system_prompt(f"prompt.system={text}") == text
+    except ConfigError as error:
+        assert system_prompt(shown_override(str(error))) == text
+
+
+@pytest.mark.parametrize("text", SWEEPS)
+def test_nothing_starts_a_sweep(text: str) -> None:
+    message = refusal(f"prompt.system={text}")
+    assert message.startswith("prompt.system=")
+    assert "reads as several values, and a run takes one" in message
+    assert shown_override(message) == f'prompt.system="{text}"'
+
+
+@settings(max_examples=8)
+@given(st.lists(anything | awkward, min_size=40, max_size=60))
+@example(['"', "\\", '\\"', "\\\\", "\\\n", "${", "\\${a}", "\\\\${a}\\", "$", "'", '"\'"', "", " ", "???,"])
+def test_the_form_that_an_error_shows_gives_any_text_back(texts: list[str]) -> None:
+    expected, overrides = {}, []
+    for number, text in enumerate(texts):
+        # The second override is no override: where the first one can be read, the error is about the second.
+        message = refusal(f"engine.kwargs.t{number}={text}", "stop here")
+        if "once for the shell:" in message:
+            expected[f"t{number}"] = text
+            overrides.append(shown_override(message))
+    assert compose_settings("batch", overrides)["engine"]["kwargs"] == expected
+
+
+def test_a_list_is_shown_quoted_as_a_text_and_as_a_list_of_texts() -> None:
+    _, text, as_list = refusal("sampling.stop=[END, </s>,<|im_end|>]").splitlines()
+    assert shlex.split(text) == ['sampling.stop="[END, </s>,<|im_end|>]"']
+    override = shlex.split(as_list)[0]
+    assert compose_settings("batch", [override])["sampling"]["stop"] == ["END", "</s>", "<|im_end|>"]
+
+
+def test_a_template_that_needs_quotes_is_better_put_into_a_file() -> None:
+    assert "prompt.template_file=my_prompt.txt" in refusal("prompt.template={{ a }}, {{ b }}")
+    assert "prompt.template_file" not in refusal("prompt.system=Hello, world")
+
+
+def test_a_text_in_quotes_whose_dollar_has_no_backslash_is_shown_with_one() -> None:
+    message = refusal('prompt.system="Pay ${ now"')
+    assert shown_override(message) == 'prompt.system="Pay \\${ now"'
+    assert system_prompt(shown_override(message)) == "Pay ${ now"
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("${no.such.key}", "Interpolation key 'no.such.key' not found"),
+    ("${oc.env:FOURNEE_NOT_SET}", "Environment variable 'FOURNEE_NOT_SET' not found"),
+    ("${cents:5}", "Unsupported interpolation type cents"),
+])  # fmt: skip
+def test_an_interpolation_that_leads_nowhere_names_its_key(text: str, reason: str) -> None:
+    assert refusal(f"prompt.system={text}").startswith(f"prompt.system: {reason}; a text needs quotes")
+
+
+def test_an_interpolation_takes_the_other_settings_value() -> None:
+    assert system_prompt("prompt.system=You are ${model.name}.") == "You are smollm2."
+
+
+@pytest.mark.parametrize("words", [
+    ["brief"], ["input.limit"], ["--dryrun"], ["=5"], ["+"], [""], ["~"], ["input.limit 5"], ["input..limit=5"], ["/model=x"],
+    ["engine@other=echo"], ["größe=5"], ["prompt.system=Be", "brief."],
+])  # fmt: skip
+def test_a_word_that_is_no_override_is_named(words: list[str]) -> None:
+    assert f'"{words[-1]}" is not an override; write key=value' in refusal(*words)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    assert refusal("prompt.system=caf\udce9") == 'prompt.system="caf\\udce9" is not UTF-8 text'
+
+
+def test_hydras_own_escapes_still_work() -> None:
+    assert system_prompt(r"prompt.system=Pay \${amount}") == "Pay ${amount}"
+    assert system_prompt(r"prompt.system=Hello\, world") == "Hello, world"
+    assert system_prompt("prompt.system='Hello, world'") == "Hello, world"
+
+
+def test_later_overrides_win() -> None:
+    assert compose_settings("batch", ["input.limit=5", "input.limit=7"])["input"]["limit"] == 7
+
+
+def test_a_mapping_is_merged_into_the_group() -> None:
+    model = compose_settings("batch", ["model={name: mine, path: ./mine}"])["model"]
+    assert (model["name"], model["path"], model["dtype"]) == ("mine", "./mine", "float32")
+
+
+def test_the_shipped_files_are_there() -> None:
+    assert (conf_folder() / "batch.yaml").is_file()
+
+
+def test_settings_shown_as_yaml_read_back_the_same(tmp_path: Path) -> None:
+    composed = compose_settings(
+        "batch", ["prompt.system='12'", "sampling.stop=['null','</s>']", "engine.kwargs={a: [1, null]}"]
+    )
+    (tmp_path / "batch.yaml").write_text(to_yaml(composed), encoding="utf-8")
+    assert compose_settings("batch", [], str(tmp_path)) == composed
+
+
+class TestConfigDir:
+    """`--config-dir`: a folder of the user's own YAML, laid out like the shipped one."""
+
+    @pytest.fixture(params=["conf", "my conf, it's $[x]=é"])
+    def folder(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        path: Path = tmp_path / request.param
+        for group in ("model", "experiment"):
+            (path / group).mkdir(parents=True)
+        return path
+
+    def test_a_choice_of_the_users_own_is_found(self, folder: Path) -> None:
+        (folder / "model" / "mine.yaml").write_text("name: mine\npath: ./mine\n")
+        assert compose_settings("batch", ["model=mine"], str(folder))["model"] == {"name": "mine", "path": "./mine"}
+        assert compose_settings("batch", ["model=qwen3_8b"], str(folder))["model"]["name"] == "qwen3_8b"
+
+    def test_the_users_file_comes_before_a_shipped_one_of_the_same_name(self, folder: Path) -> None:
+        (folder / "model" / "smollm2.yaml").write_text("name: mine\npath: ./mine\n")
+        assert compose_settings("batch", [], str(folder))["model"] == {"name": "mine", "path": "./mine"}
+
+    def test_an_experiment_changes_settings_and_choices(self, folder: Path) -> None:
+        (folder / "experiment" / "nightly.yaml").write_text(
+            "# @package _global_\n# fournee batch --config-dir conf experiment=nightly\n"
+            "defaults:\n  - override /engine: echo\nsampling:\n  max_tokens: 7\n"
+        )
+        config = parse_config(compose_settings("batch", ["experiment=nightly", "input.limit=3"], str(folder)))
+        assert (config.engine.kind, config.sampling.max_tokens, config.input.limit) == ("echo", 7, 3)
+        config = parse_config(compose_settings("batch", ["experiment=nightly", "sampling.max_tokens=9"], str(folder)))
+        assert config.sampling.max_tokens == 9
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for group in ("model", "prompt", "experiment"):
+        (tmp_path / group).mkdir()
+    return tmp_path
+
+
+def test_a_config_dir_that_is_missing_is_refused(tmp_path: Path) -> None:
+    missing = tmp_path / "no_such"
+    assert refusal(config_dir=str(missing)) == f"--config-dir={missing} is not a folder"
+
+
+def test_a_misspelt_choice_is_compared_with_the_users_own(own: Path) -> None:
+    (own / "model" / "teapot.yaml").write_text("name: teapot\n")
+    assert refusal("model=taepot", config_dir=str(own)) == "model=taepot: there is no such file; did you mean teapot?"
+
+
+def test_a_misspelt_key_in_the_users_yaml_is_named(own: Path) -> None:
+    (own / "experiment" / "typo.yaml").write_text("# @package _global_\nsampling:\n  max_token: 9\n")
+    with pytest.raises(ConfigError, match=r"sampling\.max_token is not a setting; did you mean max_tokens\?"):
+        parse_config(compose_settings("batch", ["experiment=typo"], str(own)))
+
+
+def test_a_setting_that_the_users_yaml_leaves_out_is_named(own: Path) -> None:
+    (own / "prompt" / "short.yaml").write_text("kind: chat\nsystem: null\ntemplate: null\ntemplate_file: null\n")
+    with pytest.raises(ConfigError, match=r"prompt\.chat_template_kwargs is not set; .* or set it in your own YAML"):
+        parse_config(compose_settings("batch", ["prompt=short"], str(own)))
+
+
+@pytest.mark.parametrize(("content", "fragments"), [
+    (b"name: [a\n", ["broken.yaml", "line 2"]),
+    (b"name: a\nname: b\n", ["found duplicate key name", "broken.yaml"]),
+    (b"name: caf\xe9\n", ["a file in --config-dir is not UTF-8 text"]),
+    (b"name: ${\n", ["a YAML file in --config-dir cannot be read", r"is written \${"]),
+    (b"name: ${no.such}\n", ["model.name: Interpolation key 'no.such' not found", r"is written \${"]),
+    (b"- a\n- b\n", ['model=["a", "b"] must be a group of settings']),
+])  # fmt: skip
+def test_broken_yaml_of_the_users_own_is_refused_on_one_line(own: Path, content: bytes, fragments: list[str]) -> None:
+    (own / "model" / "broken.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        parse_config(compose_settings("batch", ["model=broken"], str(own)))
+    message = str(caught.value)
+    assert "\n" not in message
+    for fragment in fragments:
+        assert fragment in message
+
+
+@pytest.mark.parametrize(("content", "fragment"), [
+    ("sampling:\n  max_tokens: 9\n", "must begin with the line '# @package _global_'"),
+    ("# @package _global_\ndefaults:\n  - override /engine: ecco\n", "engine=ecco: there is no such file; did you mean echo?"),
+    ("# @package _global_\ndefaults:\n  - override /engin: echo\n", "In 'experiment/mine': Could not override 'engin'"),
+    ("# @package _global_\ndefaults:\n  - /engine: echo\n", "use 'override engine: echo'"),
+])  # fmt: skip
+def test_an_experiment_that_hydra_cannot_place_is_refused(own: Path, content: str, fragment: str) -> None:
+    (own / "experiment" / "mine.yaml").write_text(content)
+    message = refusal("experiment=mine", config_dir=str(own))
+    assert fragment in message
+    assert "\n" not in message
+
+
+def test_a_misspelt_experiment_is_refused_and_not_passed_over(own: Path) -> None:
+    (own / "experiment" / "nightly.yaml").write_text("# @package _global_\n")
+    assert refusal("experiment=nigthly", config_dir=str(own)).endswith("did you mean nightly?")

@@ -1,0 +1,117 @@
+"""Every YAML under conf/ goes through the real loader, holds every setting of its group, and says what each means."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.compose import compose_settings, conf_folder
+from pipelines.config import BatchConfig, EchoEngineConfig, Strict, VllmEngineConfig, parse_config
+
+ROOTS = {"batch": BatchConfig}  # one YAML per job, and what its settings become
+ENGINES: dict[str, type[Strict]] = {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}
+# What a choice cannot know: the values behind its `???`, and what must go with it.
+NEEDS = {
+    "input.path": ["input.path=rows.jsonl"],
+    "output.path": ["output.path=s3://bucket/run"],
+    "prompt.template_file": ["prompt.template_file={template}", "input.prompt_column=null"],
+}
+
+
+def choices() -> list[tuple[str, str]]:
+    return sorted((path.parent.name, path.stem) for path in conf_folder().glob("*/*.yaml"))
+
+
+def settings_of(model: Any) -> set[str]:
+    return set(model.model_fields)
+
+
+def model_of(group: str, choice: str) -> Any:
+    return ENGINES[choice] if group == "engine" else BatchConfig.model_fields[group].annotation
+
+
+def values_in(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return values
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    path = tmp_path / "template.txt"
+    path.write_text("Translate: {{ text }}", encoding="utf-8")
+    return path
+
+
+def test_every_file_is_the_root_of_a_job_or_a_choice_of_a_group() -> None:
+    groups = set(BatchConfig.model_fields) | {"experiment"}
+    for path in conf_folder().rglob("*"):
+        *parents, name = path.relative_to(conf_folder()).parts
+        if path.is_dir():
+            assert not parents and name in groups, f"{name} is no group of settings"
+        elif parents:
+            assert path.suffix == ".yaml", f"{name} is not YAML"
+        else:
+            assert path.suffix == ".yaml" and path.stem in ROOTS, f"{name} is no job's root"
+
+
+@pytest.mark.parametrize(("group", "choice"), [pair for pair in choices() if pair[0] != "experiment"])
+def test_every_choice_composes_and_parses(group: str, choice: str, template: Path) -> None:
+    open_keys = [
+        f"{group}.{key}" for key, value in values_in(conf_folder() / group / f"{choice}.yaml").items() if value == "???"
+    ]
+    overrides = [override.format(template=template) for key in open_keys for override in NEEDS[key]]
+    config = parse_config(compose_settings("batch", [f"{group}={choice}", *overrides]))
+    assert isinstance(getattr(config, group), model_of(group, choice))
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_defaults_of_a_job_need_no_override(root: str) -> None:
+    assert isinstance(parse_config(compose_settings(root, [])), ROOTS[root])
+
+
+def test_every_experiment_begins_with_the_command_that_runs_it() -> None:
+    for path in sorted((conf_folder() / "experiment").glob("*.yaml")):
+        package, command, *_ = path.read_text(encoding="utf-8").splitlines()
+        assert package == "# @package _global_"  # Hydra reads it on the first line only
+        program, job, *overrides = shlex.split(command.removeprefix("#"))
+        assert program == "fournee" and f"experiment={path.stem}" in overrides, f"{path.name} does not begin with its command"
+        parse_config(compose_settings(job, overrides))
+
+
+@pytest.mark.parametrize(("group", "choice"), [pair for pair in choices() if pair[0] != "experiment"])
+def test_every_setting_stands_in_every_choice_of_its_group(group: str, choice: str) -> None:
+    assert set(values_in(conf_folder() / group / f"{choice}.yaml")) == settings_of(model_of(group, choice))
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_root_chooses_every_group_and_holds_every_other_setting(root: str) -> None:
+    values = values_in(conf_folder() / f"{root}.yaml")
+    chosen = {key for default in values.pop("defaults") if isinstance(default, dict) for key in default}
+    assert chosen - {"experiment"} | set(values) == settings_of(ROOTS[root])
+    for key, inner in values.items():
+        if isinstance(inner, dict):
+            assert set(inner) == settings_of(ROOTS[root].model_fields[key].annotation)
+
+
+@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_file_begins_with_its_purpose_and_every_key_says_what_it_means(path: Path) -> None:
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert first.startswith("# ")
+    is_silent = re.compile(r" *(accelerator|currency|source):" if path.parent.name == "pricing" else r"defaults:|\w+:$| +- ")
+    keys = [line for line in lines if re.match(r" *[\w]+:", line) and not is_silent.match(line)]
+    assert not [line for line in keys if " # " not in line]
+
+
+def test_keys_need_no_plus_sign() -> None:
+    settings = compose_settings("batch", ["input.limit=5", "engine.kwargs.max_num_seqs=8"])
+    assert settings["input"]["limit"] == 5
+    assert settings["engine"]["kwargs"] == {"max_num_seqs": 8}
+
+
+def test_a_plus_sign_from_hydras_habit_changes_nothing() -> None:
+    plain = compose_settings("batch", ["input.limit=5", "engine=echo"])
+    assert compose_settings("batch", ["+input.limit=5", "+engine=echo"]) == plain
+    assert compose_settings("batch", ["++input.limit=5", "++engine=echo"]) == plain

@@ -1,0 +1,69 @@
+"""Imports point one way, and a heavy dependency has one door (docs/architecture.md, "Modules")."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOORS = {
+    "vllm": {"pipelines.engines.vllm"},
+    "ray.serve": set(),
+    "omegaconf": {"pipelines.compose"},
+    "hydra": {"pipelines.compose"},
+    "ray": {"pipelines.cluster", "pipelines.progress"},
+    "transformers": {"pipelines.model"},
+}
+# Each module may import those of its own level and of the levels above it in this list.
+LEVELS = [
+    {"pipelines.errors", "pipelines.suggest"},
+    {"pipelines.config", "pipelines.schema", "pipelines.rows", "pipelines.storage", "pipelines.compose", "pipelines.machine"},
+    {"pipelines.readers", "pipelines.prompts", "pipelines.engines", "pipelines.model", "pipelines.sources", "pipelines.parts"},
+    {"pipelines.plan", "pipelines.run", "pipelines.doctor"},
+    {"pipelines.heartbeat", "pipelines.worker", "pipelines.summary", "pipelines.progress"},
+    {"pipelines.cluster", "pipelines.report"},
+    {"pipelines.batch"},
+    {"jobs"},
+]
+
+
+def modules() -> dict[str, Path]:
+    paths = [path for folder in ("pipelines", "jobs") for path in (ROOT / folder).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def level(module: str) -> int | None:
+    return next(
+        (i for i, names in enumerate(LEVELS) for name in names if module == name or module.startswith(f"{name}.")), None
+    )
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_heavy_dependency_has_one_door(package: str) -> None:
+    importers = {
+        name
+        for name, path in modules().items()
+        if any(one == package or one.startswith(f"{package}.") for one in imports(path))
+    }
+    assert importers == DOORS[package]
+
+
+@pytest.mark.parametrize("module", sorted(set(modules()) - {"pipelines"}))
+def test_imports_point_one_way(module: str) -> None:
+    mine = level(module)
+    assert mine is not None, f"{module} has no level: put it into LEVELS and into docs/architecture.md"
+    for imported in imports(modules()[module]):
+        theirs = level(imported)
+        if theirs is not None:
+            assert theirs <= mine, f"{module} imports {imported}"

@@ -1,0 +1,120 @@
+"""The identity of a run: what changes it, and how an existing folder is met."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import BatchConfig
+from pipelines.errors import ConfigError
+from pipelines.run import fingerprint_of, identity_of, open_run, run_folder
+from pipelines.sources import list_sources
+
+Config = Callable[..., BatchConfig]
+
+
+@pytest.fixture
+def command(jsonl: Callable[..., Path], tmp_path: Path) -> list[str]:
+    path = jsonl([{"id": "a", "prompt": "hi"}])
+    return ["engine=echo", "input=jsonl", f"input.path={path}", f"output.path={tmp_path / 'run'}"]
+
+
+def fingerprint(config: BatchConfig) -> str:
+    return fingerprint_of(identity_of(config, list_sources(config.input)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["sampling.max_tokens=5"], ["sampling.temperature=0.5"], ["prompt.system=Short."], ["input.limit=1"],
+        ["input.id_column=id"], ["input.carry_columns=[id]"], ["engine.max_model_len=99"],
+        ["prompt=raw"], ["input.prompt_column=null", 'prompt.template="{{ prompt }}!"'],
+    ],
+)  # fmt: skip
+def test_what_changes_answers_changes_the_fingerprint(batch_config: Config, command: list[str], change: list[str]) -> None:
+    assert fingerprint(batch_config(*command, *change)) != fingerprint(batch_config(*command))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "engine.rows_per_batch=3",
+        "engine.seconds_per_token=0.1",
+        "cluster.workers=4",
+        "output.compression=none",
+        "pricing=h100",
+        "verbose=true",
+    ],
+)
+def test_what_only_changes_speed_or_cost_does_not(batch_config: Config, command: list[str], change: str) -> None:
+    assert fingerprint(batch_config(*command, change)) == fingerprint(batch_config(*command))
+
+
+def test_engine_options_count_only_where_they_change_answers(batch_config: Config, command: list[str]) -> None:
+    vllm = [*command, "engine=vllm"]
+    same = fingerprint(batch_config(*vllm))
+    assert fingerprint(batch_config(*vllm, "engine.kwargs.max_num_seqs=7")) == same
+    assert fingerprint(batch_config(*vllm, "engine.kwargs.quantization=fp8")) != same
+    assert fingerprint(batch_config(*vllm, "model.dtype=bfloat16")) != same
+
+
+def test_a_changed_input_file_changes_the_fingerprint(
+    batch_config: Config, command: list[str], jsonl: Callable[..., Path]
+) -> None:
+    before = fingerprint(batch_config(*command))
+    jsonl([{"id": "a", "prompt": "another"}])
+    assert fingerprint(batch_config(*command)) != before
+
+
+def test_another_run_in_the_folder_is_refused_with_a_diff(batch_config: Config, command: list[str]) -> None:
+    config = batch_config(*command)
+    open_run(config, list_sources(config.input))
+    other = batch_config(*command, "sampling.max_tokens=5", "prompt.system=Short.")
+    with pytest.raises(ConfigError) as refusal:
+        open_run(other, list_sources(other.input))
+    message = str(refusal.value)
+    assert "sampling.max_tokens: 128 in the folder, 5 now" in message
+    assert 'prompt.system: null in the folder, "Short." now' in message
+    assert "output.on_existing=replace" in message
+
+
+def test_an_existing_run_is_resumed_refused_or_replaced(batch_config: Config, command: list[str], tmp_path: Path) -> None:
+    config = batch_config(*command)
+    open_run(config, list_sources(config.input))
+    created = json.loads((tmp_path / "run" / "run.json").read_text())["created_at_s"]
+    open_run(config, list_sources(config.input))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["created_at_s"] == created
+    with pytest.raises(ConfigError, match=r"output\.on_existing=refuse"):
+        open_run(batch_config(*command, "output.on_existing=refuse"), list_sources(config.input))
+    (tmp_path / "run" / "results").mkdir()
+    (tmp_path / "run" / "results" / "part-00000000.parquet").write_bytes(b"old")
+    open_run(batch_config(*command, "output.on_existing=replace"), list_sources(config.input))
+    assert not (tmp_path / "run" / "results").exists()
+
+
+@pytest.mark.parametrize("on_existing", ["resume", "refuse", "replace"])
+def test_a_folder_that_holds_something_else_is_never_touched(
+    batch_config: Config, command: list[str], tmp_path: Path, on_existing: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    config = batch_config(*command, f"output.on_existing={on_existing}")
+    with pytest.raises(ConfigError, match=r"holds files but no run\.json"):
+        open_run(config, list_sources(config.input))
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
+
+
+def test_without_a_path_the_folder_follows_from_the_identity(batch_config: Config, command: list[str]) -> None:
+    config = batch_config(*command, "output.path=null")
+    name = run_folder(config, fingerprint(config)).url
+    assert name == f"runs/rows-{fingerprint(config)[:10]}"
+
+
+def test_no_secret_enters_the_record(
+    batch_config: Config, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    config = batch_config(*command)
+    open_run(config, list_sources(config.input))
+    assert "hf_very_secret" not in (tmp_path / "run" / "run.json").read_text()

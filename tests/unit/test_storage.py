@@ -1,0 +1,192 @@
+"""Files appear whole or not at all, on local disks and on object storage (here: fsspec's own, in memory)."""
+
+import pickle
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.errors import ConfigError
+from pipelines.storage import Folder, arrow_file_system, file_system
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    """A folder that does not exist yet."""
+    folder = Folder(f"{tmp_path}/run" if request.param == "local" else f"memory:/{tmp_path}/run")
+    yield folder
+    folder.remove()
+
+
+def files_under(folder: Folder) -> list[str]:
+    """Every file, temporary ones too."""
+    return sorted(path.removeprefix(folder.path() + "/") for path in folder.fs.find(folder.path()))
+
+
+def test_what_was_written_is_read_back(folder: Folder) -> None:
+    folder.write("results/part-1", b"rows")
+    assert folder.exists("results/part-1")
+    assert folder.read("results/part-1") == b"rows"
+
+
+def test_a_second_writer_replaces_the_file(folder: Folder) -> None:
+    folder.write("run.json", b"a longer text than the next one")
+    folder.write("run.json", b"new")
+    assert folder.read("run.json") == b"new"
+    assert files_under(folder) == ["run.json"]
+
+
+def test_an_empty_file_is_a_file(folder: Folder) -> None:
+    folder.write("_SUCCESS", b"")
+    assert folder.exists("_SUCCESS")
+    assert folder.read("_SUCCESS") == b""
+
+
+def test_a_file_that_is_not_there_does_not_exist(folder: Folder) -> None:
+    assert not folder.exists("run.json")
+    with pytest.raises(FileNotFoundError):
+        folder.read("run.json")
+
+
+def test_a_created_file_appears_when_its_block_ends(folder: Folder) -> None:
+    with folder.create("plan/plan.parquet") as file:
+        file.write(b"first ")
+        assert not folder.exists("plan/plan.parquet")
+        file.write(b"second")
+    assert folder.read("plan/plan.parquet") == b"first second"
+    assert files_under(folder) == ["plan/plan.parquet"]
+
+
+def test_a_block_that_raises_leaves_no_file_behind(folder: Folder) -> None:
+    with pytest.raises(KeyError), folder.create("spool/a.parquet") as file:
+        file.write(b"half of")
+        raise KeyError
+    assert not folder.exists("spool/a.parquet")
+    assert files_under(folder) == []
+
+
+def test_a_block_that_raises_leaves_the_old_content(folder: Folder) -> None:
+    folder.write("spool/a.parquet", b"old")
+    with pytest.raises(KeyError), folder.create("spool/a.parquet") as file:
+        file.write(b"half of the new")
+        raise KeyError
+    assert folder.read("spool/a.parquet") == b"old"
+    assert files_under(folder) == ["spool/a.parquet"]
+
+
+def test_a_file_can_be_created_again_after_a_block_that_raised(folder: Folder) -> None:
+    with pytest.raises(KeyError), folder.create("a") as file:
+        file.write(b"half of")
+        raise KeyError
+    with folder.create("a") as file:
+        file.write(b"whole")
+    folder.write("b", b"another")
+    assert folder.read("a") == b"whole"
+    assert folder.read("b") == b"another"
+
+
+def test_names_are_the_sorted_files_of_one_folder(folder: Folder) -> None:
+    for name in ("results/b", "results/a", "results/deeper/c", "d"):
+        folder.write(name, b"x")
+    assert folder.names("results") == ["a", "b"]
+    assert folder.names() == ["d"]
+
+
+def test_names_leave_out_what_a_killed_writer_left(folder: Folder) -> None:
+    folder.write("results/part-1", b"x")
+    folder.write("results/.part-2.0123abcd.tmp", b"half of")
+    assert folder.names("results") == ["part-1"]
+
+
+def test_names_see_what_another_process_has_just_written(folder: Folder) -> None:
+    assert folder.names("results") == []
+    Folder(folder.url).write("results/part-1", b"x")
+    assert folder.names("results") == ["part-1"]
+
+
+def test_a_missing_folder_is_empty(folder: Folder) -> None:
+    assert folder.names() == []
+    assert folder.names("results") == []
+
+
+def test_remove_deletes_the_folder_and_nothing_else(folder: Folder) -> None:
+    neighbour = Folder(f"{folder.url}-2")
+    neighbour.write("a", b"stays")
+    folder.write("results/part-1", b"x")
+    folder.remove()
+    assert not folder.exists("results/part-1")
+    assert folder.names("results") == []
+    assert neighbour.read("a") == b"stays"
+
+
+def test_removing_a_missing_folder_does_nothing(folder: Folder) -> None:
+    folder.remove()
+    assert folder.names() == []
+
+
+def test_a_pickled_folder_is_the_same_place(folder: Folder) -> None:
+    folder.write("a", b"x")
+    copy = pickle.loads(pickle.dumps(folder))
+    assert copy.path("a") == folder.path("a")
+    assert copy.read("a") == b"x"
+
+
+def test_a_relative_folder_is_the_same_place_in_a_process_that_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(Folder("runs/one"))
+    Folder("runs/one").write("a", b"x")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert pickle.loads(pickled).read("a") == b"x"
+
+
+def test_a_slash_at_the_end_of_a_folder_changes_nothing(folder: Folder) -> None:
+    folder.write("a", b"x")
+    assert Folder(f"{folder.url}/").path("a") == folder.path("a")
+
+
+def test_arrow_reads_what_a_folder_holds(folder: Folder) -> None:
+    with folder.create("a.parquet") as file:
+        pq.write_table(pa.table({"id": [1, 2]}), file)
+    assert pq.read_table(folder.path("a.parquet"), filesystem=folder.arrow)["id"].to_pylist() == [1, 2]
+    assert pq.read_metadata(folder.path("a.parquet"), filesystem=arrow_file_system(folder.fs)).num_rows == 2
+
+
+def test_a_package_url_is_the_file_that_the_package_ships() -> None:
+    fs, path = file_system("package://pipelines/demo_prompts.jsonl")
+    assert Path(path).name == "demo_prompts.jsonl"
+    assert fs.cat_file(path).startswith(b"{")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("package://no_such_package/a.jsonl", "pip install --no-deps no_such_package"),
+        ("package://no_such_package.inner/a.jsonl", "no_such_package.inner is not installed"),
+        ("package://./a.jsonl", "not installed"),
+        ("package://sys/a.jsonl", "not installed"),
+        ("package://pipelines/no_such_file.jsonl", "has no file no_such_file.jsonl"),
+        ("package://pipelines/readers", "has no file readers"),
+    ],
+)
+def test_a_package_url_that_names_nothing_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        file_system(url)
+    assert str(refusal.value).startswith(f"{url}: ")
+    assert problem in str(refusal.value)
+
+
+def test_an_unknown_scheme_is_refused_and_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"^nope://bucket/a: .*use a local path, s3://, gs:// or abfs://"):
+        Folder("nope://bucket/a").exists("b")
+
+
+@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="needs a machine without gcsfs")
+def test_a_scheme_whose_package_is_missing_names_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"^gs://bucket/a: .*pip install 'fournee\[gcs\]'"):
+        file_system("gs://bucket/a")

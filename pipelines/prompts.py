@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, TemplateRuntimeError, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, Template, TemplateError, TemplateRuntimeError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipelines.config import InputConfig, PromptConfig
@@ -36,16 +36,10 @@ class Renderer:
         self._prompt = prompt
         self._text_column = source.prompt_column
         self._messages_column = source.messages_column
-        self._template = None
+        self._template: Template | None = None
         self.columns: list[str] = [name for name in (source.prompt_column, source.messages_column) if name is not None]
         if prompt.template is not None:
-            try:
-                self._template = _JINJA.from_string(prompt.template)
-                self.columns = sorted(meta.find_undeclared_variables(_JINJA.parse(prompt.template)))
-            except TemplateSyntaxError as error:
-                origin = f"_file={prompt.template_file}" if prompt.template_file else f"={shown(prompt.template)}"
-                reason = f"{error.message} (line {error.lineno})"
-                raise ConfigError(f"prompt.template{origin} is not a Jinja template: {reason}") from None
+            self._template, self.columns = _compile(prompt.template, prompt.template_file)
 
     def render(self, row: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         """Return the text (`prompt.kind=raw`) or the messages (`chat`) of a row; raises RowError."""
@@ -81,6 +75,18 @@ class Renderer:
         if not text.strip():
             raise RowError(ErrorKind.EMPTY_PROMPT, f"{name} is {shown(text)}: nothing but white space")
         return text
+
+
+def _compile(text: str, file: str | None) -> tuple[Template, list[str]]:
+    """Return a template and the columns that it reads."""
+    origin = f"prompt.template_file={file}" if file is not None else f"prompt.template={shown(text)}"
+    try:
+        template, parsed = _JINJA.from_string(text), _JINJA.parse(text)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"{origin} is not a Jinja template: {error.message} (line {error.lineno})") from None
+    if list(meta.find_referenced_templates(parsed)):
+        raise ConfigError(f"{origin} includes, imports or extends another template; write it as one text")
+    return template, sorted(meta.find_undeclared_variables(parsed))
 
 
 def conversation(value: Any, name: str) -> list[dict[str, Any]]:

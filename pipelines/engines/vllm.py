@@ -127,10 +127,14 @@ class VllmEngine:
                 _, (rendered,) = renderer.render_chat([request.prompt], self._chat_params)
         except VLLMClientError as error:
             raise _row_error(error) from None
-        except (ValueError, TypeError) as error:  # what chat templates and message parsers raise
-            raise RowError(ErrorKind.INVALID_MESSAGES, f"the chat template refused the row: {error}") from None
-        if not rendered["prompt_token_ids"]:
+        except Exception as error:  # noqa: BLE001 - templates and vLLM's parsers raise anything, asserts included, over one row
+            reason = f"{type(error).__name__}: {error}"
+            raise RowError(ErrorKind.INVALID_MESSAGES, f"the chat template cannot take the messages: {reason}") from None
+        num_tokens, most = len(rendered["prompt_token_ids"]), self._engine.vllm_config.model_config.max_model_len
+        if num_tokens == 0:
             raise RowError(ErrorKind.EMPTY_PROMPT, "the prompt has no tokens")
+        if num_tokens >= most:  # vLLM's renderer lets exactly `most` pass, and its engine refuses it
+            raise RowError(ErrorKind.PROMPT_TOO_LONG, f"the prompt has {num_tokens} tokens and model.max_model_len={most}")
         return request.key, rendered
 
     def submit(self, prepared: Sequence[Any]) -> "Future[list[Outcome]]":

@@ -12,8 +12,9 @@ from rich.markup import escape
 from jobs.help import settings_help
 from pipelines.batch import check_engine, open_plan, plan_input, run_batch
 from pipelines.compose import compose_settings, to_yaml
-from pipelines.config import BatchConfig, parse_config
+from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped
+from pipelines.parse import parse_config
 from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE
 from pipelines.report import example_report, plan_report, summary_report
@@ -29,8 +30,8 @@ _EXAMPLES = """examples:
 
 exit codes: 0 done, 1 the job failed, 2 bad configuration, 3 more rows failed than allowed, 4 stopped (resumable)"""
 
-_console = Console(stderr=True, highlight=False)
-_out = Console(highlight=False)
+_console = Console(stderr=True, highlight=False, emoji=False)
+_out = Console(highlight=False, emoji=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,8 @@ _JOBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job; returns its exit code."""
-    job, *rest = arguments if arguments is not None else sys.argv[1:] or ["--help"]
+    given = sys.argv[1:] if arguments is None else arguments
+    job, *rest = given or ["--help"]
     if job in ("-h", "--help"):
         print(_usage())
         return 0

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.compose import compose_settings
-from pipelines.config import BatchConfig, parse_config
+from pipelines.config import BatchConfig
+from pipelines.parse import parse_config
 
 
 @pytest.fixture

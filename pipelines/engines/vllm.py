@@ -194,17 +194,17 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        options = self._sampling.model_dump(exclude={"stop"})
         try:
+            self._params = SamplingParams(**options, stop=list(self._sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY)
             config = EngineArgs(**self._options).create_engine_config(UsageContext.LLM_CLASS)
         except (ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"vLLM refuses the engine's options: {error}; see model.* and engine.kwargs") from None
+            raise ConfigError(f"vLLM refuses the options: {error}; see model.*, sampling.* and engine.kwargs") from None
         self._engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS)
         self.max_num_seqs = config.scheduler_config.max_num_seqs
         self._chat_params = ChatParams(
             chat_template_kwargs={"add_generation_prompt": True, "tokenize": False, **self._prompt.chat_template_kwargs}
         )
-        options = self._sampling.model_dump(exclude={"stop"})
-        self._params = SamplingParams(**options, stop=list(self._sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY)
 
     def _admit(self) -> None:
         """Move requests into the engine until it holds twice what it can run; wait only while it holds none."""

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pipelines.compose import compose_settings
-from pipelines.config import BatchConfig, parse_config
+from pipelines.config import BatchConfig
 from pipelines.engines import Engine, build_engine
 from pipelines.errors import EngineDead, ErrorKind, RowError
 from pipelines.model import model_folder
+from pipelines.parse import parse_config
 from pipelines.rows import Answer, Outcome, Request
 
 MAX_MODEL_LEN = 256

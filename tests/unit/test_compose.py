@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.compose import compose_settings, conf_folder, to_yaml
-from pipelines.config import parse_config
 from pipelines.errors import ConfigError
+from pipelines.parse import parse_config
 
 READABLE = [
     "Answer in one sentence.",

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from pipelines.compose import compose_settings, conf_folder
-from pipelines.config import BatchConfig, EchoEngineConfig, Strict, VllmEngineConfig, parse_config
+from pipelines.config import BatchConfig, EchoEngineConfig, Strict, VllmEngineConfig
+from pipelines.parse import parse_config
 
 ROOTS = {"batch": BatchConfig}  # one YAML per job, and what its settings become
 ENGINES: dict[str, type[Strict]] = {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}

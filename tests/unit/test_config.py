@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.compose import compose_settings
-from pipelines.config import BatchConfig, EchoEngineConfig, VllmEngineConfig, parse_config
+from pipelines.config import BatchConfig, EchoEngineConfig, VllmEngineConfig
 from pipelines.errors import ConfigError
+from pipelines.parse import parse_config
 
 JARGON = re.compile(
     r"pydantic|hydra\.cc|https?://|OmegaConf|omegaconf|Lexer|full_key|function-after|tuple\[|constrained|None|True|False"

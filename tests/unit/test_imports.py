@@ -18,7 +18,15 @@ DOORS = {
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
     {"pipelines.errors", "pipelines.suggest"},
-    {"pipelines.config", "pipelines.schema", "pipelines.rows", "pipelines.storage", "pipelines.compose", "pipelines.machine"},
+    {
+        "pipelines.config",
+        "pipelines.schema",
+        "pipelines.rows",
+        "pipelines.storage",
+        "pipelines.compose",
+        "pipelines.machine",
+        "pipelines.parse",
+    },
     {"pipelines.readers", "pipelines.prompts", "pipelines.engines", "pipelines.model", "pipelines.sources", "pipelines.parts"},
     {"pipelines.plan", "pipelines.run", "pipelines.doctor"},
     {"pipelines.heartbeat", "pipelines.worker", "pipelines.summary", "pipelines.progress"},

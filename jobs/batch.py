@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs.help import settings_help
-from pipelines.batch import check_engine, open_plan, plan_input, run_batch
+from pipelines.batch import check_engine, plan_input, run_batch, stop_on_signal
 from pipelines.compose import compose_settings, to_yaml
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped
 from pipelines.parse import parse_config
 from pipelines.parts import committed
-from pipelines.plan import PLAN_FILE
+from pipelines.plan import PLAN_FILE, Plan
 from pipelines.report import example_report, plan_report, summary_report
-from pipelines.run import fingerprint_of, identity_of, run_folder
+from pipelines.run import find_run
 from pipelines.sources import list_sources
 from pipelines.storage import Folder
 
@@ -45,11 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse_config(settings)
         if config.dry_run:
             return _dry_run(config, settings)
-        run, summary = run_batch(config)
+        with stop_on_signal():
+            run, summary = run_batch(config)
     except ConfigError as error:
         _console.print(f"[bold red]fournee:[/] {escape(str(error))}", soft_wrap=True)
         return ExitCode.BAD_CONFIG
-    except RunFailed as error:
+    except (RunFailed, OSError) as error:
         _console.print(f"[bold red]fournee:[/] the run failed: {escape(str(error))}", soft_wrap=True)
         return ExitCode.FAILED
     except Stopped as error:
@@ -79,12 +80,13 @@ def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
     """Show the resolved settings and the plan; compressed input is spooled into a temporary folder, nothing else is written."""
     check_engine(config)
     sources = list_sources(config.input)
-    folder = run_folder(config, fingerprint_of(identity_of(config, sources)))
+    run = find_run(config, sources)
     with tempfile.TemporaryDirectory() as spool:
-        plan = open_plan(config, sources, folder) if folder.exists(PLAN_FILE) else plan_input(config, sources, Folder(spool))
+        is_planned = not run.is_new and run.folder.exists(PLAN_FILE)
+        plan = Plan.load(run.folder) if is_planned else plan_input(config, sources, Folder(spool))
     _out.print(to_yaml(settings), markup=False, soft_wrap=True)
-    _out.print(plan_report(plan, sources, len(committed(folder))))
-    _out.print(f"would write to {folder.url}")
+    _out.print(plan_report(plan, sources, num_committed=0 if run.is_new else len(committed(run.folder))))
+    _out.print(f"would write to {run.folder.url}")
     return ExitCode.OK
 
 

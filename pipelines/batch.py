@@ -70,7 +70,7 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table)
     """Run the workers over the batches that have no part yet."""
     done_rows = plan.num_rows - pc.sum(pending["num_rows"]).as_py()
     logger.info("%s: %d rows in %d batches, %d rows done", run.folder.url, plan.num_rows, plan.num_batches, done_rows)
-    with connect(config) as cluster, stop_on_signal():
+    with connect(config) as cluster, stop_on_signal():  # once more: Ray installed handlers of its own when it started
         job = Job(
             config=config,
             run=run.folder,
@@ -87,7 +87,7 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table)
 
 @contextmanager
 def stop_on_signal() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into Stopped while the block runs (Ray installs handlers of its own when it starts)."""
+    """Turn Ctrl-C and SIGTERM into Stopped while the block runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):

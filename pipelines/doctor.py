@@ -232,7 +232,7 @@ def check_ray_address(environment: Mapping[str, str]) -> Finding:
     """Where a run looks for Ray; a host and port is tried, anything else only shown."""
     address, mode = environment.get("RAY_ADDRESS"), environment.get("RAY_AUTH_MODE", "not set")
     if not address:
-        value = "RAY_ADDRESS not set: joins what `ray start` started here, else starts one on this machine"
+        value = "RAY_ADDRESS not set: each run starts a cluster of its own on this machine"
         return Finding("Ray cluster", "ok", f"{value}; RAY_AUTH_MODE {mode}")
     value = f"RAY_ADDRESS {address}, RAY_AUTH_MODE {mode}"
     remedy = "`ray job submit` sends the cluster's token only with RAY_AUTH_MODE=token" if mode == "not set" else ""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.engines import Engine
+from pipelines.machine import describe_hardware
 from pipelines.parts import Origin
 from pipelines.run import ATTEMPTS
 from pipelines.schema import WORKER
@@ -24,15 +26,18 @@ class Heartbeat:
         self._started_at_s = time.time()
         self._ready_at_s: float | None = None
         self._busy_s: Callable[[], float] = lambda: 0.0
+        self._engine: str | None = None
+        self._hardware = describe_hardware()
         self._num_batches = 0
         self._interval_s = interval_s
         self.beat()
         threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
 
-    def ready(self, busy_s: Callable[[], float]) -> None:
-        """The engine is loaded; from now on `busy_s` tells how long it worked."""
+    def ready(self, engine: Engine) -> None:
+        """The engine is loaded; from now on it tells how long it worked."""
         self._ready_at_s = time.time()
-        self._busy_s = busy_s
+        self._busy_s = engine.busy_s
+        self._engine = json.dumps(engine.describe())
 
     def committed(self) -> None:
         """One more batch is committed."""
@@ -61,6 +66,8 @@ class Heartbeat:
             "num_batches": self._num_batches,
             "currency": self._origin.pricing.currency,
             "cost": self._origin.cost(lifetime_s),
+            "hardware": self._hardware,
+            "engine": self._engine,
         }
         self._run.write(f"{ATTEMPTS}/worker-{self._origin.attempt:04d}-{self._origin.worker}.json", json.dumps(line).encode())
 

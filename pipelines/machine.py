@@ -47,6 +47,14 @@ def list_gpus() -> tuple[Counter[str], str]:
     return Counter(line.strip() for line in done.stdout.splitlines() if line.strip()), "nvidia-smi lists none"
 
 
+def describe_hardware() -> str:
+    """The GPUs of this machine, else its processor, in words."""
+    gpus, _ = list_gpus()
+    if gpus:
+        return ", ".join(f"{count} x {name}" for name, count in gpus.items())
+    return f"{psutil.cpu_count()} cores of {cpuinfo().get('model name', 'an unknown processor')}"
+
+
 def cpuinfo() -> dict[str, str]:
     """The first processor's fields in /proc/cpuinfo; empty where there is no such file."""
     return parse_cpuinfo(_read("/proc/cpuinfo"))

@@ -35,11 +35,14 @@ _NEUTRAL_KWARGS = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An opened run, and the number of this attempt at it."""
+    """A run, and the number of this attempt at it."""
 
     folder: Folder
+    identity: Mapping[str, Any]
     fingerprint: str
     attempt: int
+    is_new: bool
+    """Whether its folder is empty, or is about to be emptied."""
 
     @property
     def is_finished(self) -> bool:
@@ -84,28 +87,42 @@ def run_folder(config: BatchConfig, fingerprint: str) -> Folder:
     return Folder(f"runs/{stem}-{fingerprint[:10]}")
 
 
-def open_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
-    """Open the run's folder for a new attempt.
+def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
+    """Find the run that the settings mean, and write nothing.
 
-    Raises ConfigError where the folder holds another run, or holds one and `output.on_existing=refuse`.
+    Raises ConfigError where the folder holds something else, another run, or any run if `output.on_existing=refuse`.
     """
     identity = identity_of(config, sources)
     fingerprint = fingerprint_of(identity)
     folder = run_folder(config, fingerprint)
-    if folder.exists(RUN_FILE):
-        _meet_existing(config, folder, identity, fingerprint)
-    elif folder.names():
-        raise ConfigError(f"output.path={folder.url} holds files but no {RUN_FILE}; name a new or empty folder")
-    if not folder.exists(RUN_FILE):
+    there = _record_in(folder)
+    if there is None or config.output.on_existing == "replace":
+        return Run(folder, identity, fingerprint, attempt=1, is_new=True)
+    if config.output.on_existing == "refuse":
+        raise ConfigError(f"output.path={folder.url} already holds a run and output.on_existing=refuse; name another folder")
+    if there["fingerprint"] != fingerprint:
+        differences = "\n".join(_differences(there["identity"], identity))
+        raise ConfigError(
+            f"output.path={folder.url} holds another run, whose answers would differ:\n{differences}\n"
+            "Name another output.path, undo these changes, or start over with output.on_existing=replace"
+        )
+    return Run(folder, identity, fingerprint, attempt=1 + max(_attempts(folder), default=0), is_new=False)
+
+
+def open_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
+    """Find the run and, where it is new, make its folder: its identity is written first. Raises like `find_run`."""
+    run = find_run(config, sources)
+    if run.is_new:
+        run.folder.remove()
         record = {
-            "fingerprint": fingerprint,
-            "identity": identity,
+            "fingerprint": run.fingerprint,
+            "identity": run.identity,
             "config": config.model_dump(mode="json"),
             "versions": versions(),
             "created_at_s": time.time(),
         }
-        folder.write(RUN_FILE, json.dumps(record, indent=2).encode())
-    return Run(folder, fingerprint, attempt=1 + max(_attempts(folder), default=0))
+        run.folder.write(RUN_FILE, json.dumps(record, indent=2).encode())
+    return run
 
 
 def begin_attempt(run: Run) -> None:
@@ -125,19 +142,19 @@ def versions() -> dict[str, str]:
     return {"python": python_version(), **installed_versions(_PACKAGES)}
 
 
-def _meet_existing(config: BatchConfig, folder: Folder, identity: Mapping[str, Any], fingerprint: str) -> None:
-    if config.output.on_existing == "refuse":
-        raise ConfigError(f"output.path={folder.url} already holds a run and output.on_existing=refuse; name another folder")
-    if config.output.on_existing == "replace":
-        folder.remove()
-        return
-    record = json.loads(folder.read(RUN_FILE))
-    if record["fingerprint"] != fingerprint:
-        differences = "\n".join(_differences(record["identity"], identity))
+def _record_in(folder: Folder) -> dict[str, Any] | None:
+    """What `run.json` says; None for an empty folder. A folder with anything else in it is never touched."""
+    if not folder.exists(RUN_FILE):
+        if folder.fs.exists(folder.path()) and folder.fs.ls(folder.path()):
+            raise ConfigError(f"output.path={folder.url} holds files but no {RUN_FILE}; name a new or empty folder")
+        return None
+    try:
+        record: dict[str, Any] = json.loads(folder.read(RUN_FILE))
+        return {"fingerprint": record["fingerprint"], "identity": record["identity"]}
+    except (ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"output.path={folder.url} holds another run, whose answers would differ:\n{differences}\n"
-            "Name another output.path, undo these changes, or start over with output.on_existing=replace"
-        )
+            f"output.path={folder.url} holds a {RUN_FILE} that no run of ours wrote; name another folder"
+        ) from None
 
 
 def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:

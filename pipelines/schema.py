@@ -99,6 +99,8 @@ WORKER = pa.schema(
         pa.field("num_batches", pa.int64(), nullable=False),  # committed
         pa.field("currency", pa.string(), nullable=False),
         pa.field("cost", pa.float64(), nullable=False),  # lifetime_s x accelerators x price
+        pa.field("hardware", pa.string(), nullable=False),  # the node's GPUs or processor
+        pa.field("engine", pa.string()),  # JSON text: what the engine resolved its options to; null while it loads
     ]
 )
 

@@ -168,12 +168,14 @@ def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
     started: dict[str, Any] = json.loads(run.folder.read(RUN_FILE))
     last = json.loads(run.folder.read(f"attempts/attempt-{run.attempt:04d}.json"))
     is_echo = isinstance(config.engine, EchoEngineConfig)
-    hardware = workers.group_by(["node", "accelerator", "num_accelerators"]).aggregate([("worker", "count")]).to_pylist()
+    hardware = workers.group_by(["node", "hardware", "accelerator", "num_accelerators"]).aggregate([("worker", "count")])
+    engines = [json.loads(text) for text in workers["engine"].to_pylist() if text is not None]
     return {
         "model": "none: the echo engine repeats prompts" if is_echo else started["identity"]["model"],
         "identity": started["identity"],
         "versions": versions(),
-        "hardware": {"driver": last["driver"], "workers": hardware},
+        "hardware": {"driver": last["driver"], "workers": hardware.to_pylist()},
+        "engine": engines[-1] if engines else None,
         "concurrency": {"workers": config.cluster.workers, "max_workers": config.cluster.max_workers},
         "pricing": config.pricing.model_dump(),
         "command": last["command"],

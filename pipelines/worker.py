@@ -5,7 +5,6 @@ for either. The batches of a shard overlap, and so do shards.
 """
 
 import asyncio
-import logging
 import socket
 import time
 import uuid
@@ -32,8 +31,6 @@ from pipelines.storage import Folder
 _SUMMARY = pa.schema([("batch_id", pa.int64()), ("num_ok", pa.int64()), ("num_failed", pa.int64())])
 _READ_THREADS = 2
 _COMMIT_THREADS = 4
-
-logger = logging.getLogger(__name__)
 
 
 class Tally(Protocol):
@@ -103,8 +100,7 @@ class Worker:
     def _load(self) -> Engine:
         folder = "" if isinstance(self._job.config.engine, EchoEngineConfig) else model_folder(self._job.config.model)
         engine = build_engine(self._job.config, folder, self._job.device)
-        self._heartbeat.ready(engine.busy_s)
-        logger.info("engine ready: %s", engine.describe())
+        self._heartbeat.ready(engine)
         self._in_flight = asyncio.Semaphore(_batches_in_flight(engine.max_num_seqs, self._job.rows_per_batch))
         return engine
 

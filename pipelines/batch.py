@@ -70,19 +70,19 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table)
     """Run the workers over the batches that have no part yet."""
     done_rows = plan.num_rows - pc.sum(pending["num_rows"]).as_py()
     logger.info("%s: %d rows in %d batches, %d rows done", run.folder.url, plan.num_rows, plan.num_batches, done_rows)
-    with connect(config) as cluster, stop_on_signal():  # once more: Ray installed handlers of its own when it started
+    with connect(config) as placement, stop_on_signal():  # once more: Ray installed handlers of its own when it started
         job = Job(
             config=config,
             run=run.folder,
             attempt=run.attempt,
             carried=plan.carried,
             rows_per_batch=pc.max(plan.batches["num_rows"]).as_py(),
-            device=cluster.device,
-            num_accelerators=cluster.num_accelerators,
+            device=placement.device,
+            num_accelerators=placement.num_accelerators,
         )
-        origin = Origin("", "", config.pricing.accelerator, cluster.num_accelerators, run.attempt, config.pricing)
+        origin = Origin("", "", config.pricing.accelerator, placement.num_accelerators, run.attempt, config.pricing)
         with progress(config, plan.num_rows, done_rows, origin) as tally:
-            answer(job, cluster, make_shards(pending, config.cluster.max_workers or config.cluster.workers), tally)
+            answer(job, placement, make_shards(pending, config.cluster.max_workers or config.cluster.workers), tally)
 
 
 @contextmanager

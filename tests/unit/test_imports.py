@@ -28,7 +28,7 @@ LEVELS = [
         "pipelines.parse",
     },
     {"pipelines.readers", "pipelines.prompts", "pipelines.engines", "pipelines.model", "pipelines.sources", "pipelines.parts"},
-    {"pipelines.plan", "pipelines.run", "pipelines.doctor"},
+    {"pipelines.plan", "pipelines.run", "pipelines.doctor", "pipelines.placement"},
     {"pipelines.heartbeat", "pipelines.worker", "pipelines.summary", "pipelines.progress"},
     {"pipelines.cluster", "pipelines.report"},
     {"pipelines.batch"},

@@ -1,0 +1,76 @@
+"""Every command in the README: run where this machine can, composed by the real loader where it cannot."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from pipelines.compose import compose_settings
+from pipelines.parse import parse_config
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
+TOUR = [block for block in BLOCKS if block[0] == "python" or ".venv/bin/fournee" in block[1]]
+REAL = ".venv/bin/fournee batch"
+
+
+def test_every_command_is_one_that_these_tests_know() -> None:
+    known = ("make ", f"{REAL} ", "pip install ", "fournee batch ", "RAY_AUTH_MODE=token ray job submit ")
+    assert COMMANDS
+    assert not [command for command in COMMANDS if not command.startswith(known)]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_make_knows_its_targets(command: str) -> None:
+    """`make demo` itself runs in test_real_run.py, and `make test` is what runs this."""
+    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ".venv/bin/" in done.stdout
+
+
+def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+    """In order, in an empty folder; the echo engine stands in for the model, which other tests run."""
+    environment = {**os.environ, "RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "token"}
+    for language, block in TOUR:
+        if language == "python":
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+            continue
+        for line in block.splitlines():
+            command = [sys.executable, "-m", "jobs.cli", *shlex.split(line)[1:], "engine=echo"]
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert ds.dataset(tmp_path / "runs/ten/results").count_rows() == 10
+    assert ds.dataset(tmp_path / "runs/all/results").count_rows() == 100
+    assert ds.dataset(tmp_path / "runs/pirate/results").count_rows() == 64
+    (first, *_) = ds.dataset(tmp_path / "runs/numbers/results").to_table().to_pylist()
+    assert (first["text"], first["uid"]) == ("Answer with a number only. What is 1", 1)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("fournee batch ", "RAY_AUTH_MODE=token ray job"))])
+def test_commands_for_a_cluster_compose(command: str) -> None:
+    words = shlex.split(command)
+    overrides = words[words.index("jobs/batch.py") + 1 :] if "jobs/batch.py" in words else words[2:]
+    assert parse_config(compose_settings("batch", overrides)).cluster.workers == 8
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("pip install ")])
+def test_the_extras_exist(command: str) -> None:
+    (extra,) = re.findall(r"\[(\w+)\]", command)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extra in project["optional-dependencies"]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+?)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"

@@ -1,0 +1,87 @@
+"""What a worker asks Ray for: the border that only a GPU cluster could cross for real."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pipelines import placement
+from pipelines.config import BatchConfig
+from pipelines.errors import ConfigError
+from pipelines.placement import check_fits, place
+
+Config = Callable[..., BatchConfig]
+GPUS = {"CPU": 64.0, "GPU": 8.0}
+
+
+@pytest.fixture
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where vLLM is not the CPU build that these tests run with."""
+    monkeypatch.setattr(placement, "installed_versions", lambda names: {})
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("kwargs", "gpus"),
+    [
+        ([], 1),
+        (["engine.kwargs.tensor_parallel_size=4"], 4),
+        (["engine.kwargs.tensor_parallel_size=2", "engine.kwargs.pipeline_parallel_size=2"], 4),
+    ],
+)
+def test_a_gpu_worker_asks_for_tensor_times_pipeline_parallel_gpus(batch_config: Config, kwargs: list[str], gpus: int) -> None:
+    found = place(batch_config("cluster=job", *kwargs), GPUS)
+    assert (found.device, found.num_accelerators) == ("gpu", gpus)
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in found.environment
+    assert "LD_PRELOAD" not in found.environment
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(("setting", "resources", "device"), [
+    ("auto", GPUS, "gpu"), ("auto", {"CPU": 2.0}, "cpu"), ("cpu", GPUS, "cpu"), ("gpu", {"CPU": 2.0}, "gpu"),
+])  # fmt: skip
+def test_auto_takes_gpus_where_there_are_some(
+    batch_config: Config, setting: str, resources: dict[str, float], device: str
+) -> None:
+    assert place(batch_config(f"engine.device={setting}"), resources).device == device
+
+
+def test_the_cpu_build_runs_on_cpus_even_beside_gpus(batch_config: Config) -> None:
+    assert place(batch_config(), GPUS).device == "cpu"
+
+
+def test_cpu_workers_share_the_cores_and_do_not_bind_to_the_same_ones(batch_config: Config) -> None:
+    alone = place(batch_config(), {"CPU": 8.0}).environment
+    assert alone["OMP_NUM_THREADS"] == "8"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in alone
+    four = place(batch_config("cluster.workers=4"), {"CPU": 8.0}).environment
+    assert (four["OMP_NUM_THREADS"], four["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "nobind")
+    assert place(batch_config("engine.cpu_threads=3"), {"CPU": 8.0}).environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_the_user_has_set_stays(batch_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "17")
+    assert place(batch_config(), {"CPU": 2.0}).environment["VLLM_CPU_KVCACHE_SPACE"] == "17"
+
+
+def test_only_models_on_this_machine_do_without_the_hub(batch_config: Config) -> None:
+    assert place(batch_config(), {"CPU": 2.0}).environment["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in place(batch_config("model=qwen3_8b"), {"CPU": 2.0}).environment
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster.workers=9"], "cluster.workers=9 need 9 GPUs and this cluster has 8"),
+        (
+            ["cluster.workers=3", "engine.kwargs.tensor_parallel_size=4"],
+            "cluster.workers=3 need 12 GPUs and this cluster has 8",
+        ),
+        (["cluster.workers=5", "cluster.cpus_per_worker=20"], "cluster.workers=5 need 100 CPUs and this cluster has 64"),
+        (["engine=echo", "cluster.workers=65"], "cluster.workers=65 need 65 CPUs and this cluster has 64"),
+    ],
+)
+def test_workers_that_never_fit_are_refused(batch_config: Config, overrides: list[str], message: str) -> None:
+    config = batch_config(*overrides)
+    with pytest.raises(ConfigError, match=message):
+        check_fits(config, place(config, GPUS), GPUS)

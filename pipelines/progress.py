@@ -56,11 +56,11 @@ class Ledger:
     def __init__(self, total_rows: int, done_rows: int, cost_per_s: float):
         self.total_rows = total_rows
         self.done_rows = done_rows
-        self.num_failed = 0
         self._first_rows = done_rows
+        self.num_failed = 0
         self._cost_per_s = cost_per_s
         self._started = time.perf_counter()
-        self._recent: deque[tuple[float, int, int]] = deque([(self._started, 0, 0)])
+        self._recent: deque[tuple[float, int, int]] = deque([(self._started, done_rows, 0)])
         self._tokens = 0
 
     def add(self, lines: list[dict[str, Any]]) -> None:
@@ -69,17 +69,22 @@ class Ledger:
             self.done_rows += line["num_rows"]
             self.num_failed += line["num_failed"]
             self._tokens += line["num_output_tokens"]
-        if lines:
-            self._recent.append((time.perf_counter(), self.done_rows - self._first_rows, self._tokens))
-        while len(self._recent) > 2 and time.perf_counter() - self._recent[0][0] > _WINDOW_S:
+        now = time.perf_counter()
+        if self.done_rows == self._first_rows:  # loading does not count towards the speed
+            self._recent.clear()
+        self._recent.append((now, self.done_rows, self._tokens))
+        while now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
 
     def describe(self, currency: str) -> str:
         """One line: rows, tokens per second, cost so far, time left, failures."""
         start, rows, tokens = self._recent[0]
         span_s = max(time.perf_counter() - start, 1e-9)
-        rows_per_s = (self.done_rows - self._first_rows - rows) / span_s
-        left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left" if rows_per_s > 0 else "loading"
+        rows_per_s = (self.done_rows - rows) / span_s
+        if rows_per_s > 0:
+            left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left"
+        else:
+            left = "loading" if self.done_rows == self._first_rows else "no batch for a minute"
         cost = (time.perf_counter() - self._started) * self._cost_per_s
         return (
             f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._tokens - tokens) / span_s:,.1f} output tokens/s · "

@@ -1,0 +1,56 @@
+"""What the progress line says."""
+
+import pytest
+
+from pipelines import progress
+from pipelines.progress import Ledger
+
+
+class Time:
+    """A clock that tests set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(progress.time, "perf_counter", clock)
+    return clock
+
+
+def batch(rows: int, tokens: int, failed: int = 0) -> dict[str, int]:
+    return {"num_rows": rows, "num_failed": failed, "num_output_tokens": tokens}
+
+
+def test_loading_counts_for_the_cost_and_not_for_the_speed(time: Time) -> None:
+    ledger = Ledger(total_rows=1000, done_rows=100, cost_per_s=0.5)
+    for _ in range(40):
+        time.now += 1
+        ledger.add([])
+    assert ledger.describe("EUR") == "100 / 1,000 rows · 0.0 output tokens/s · 20.0000 EUR · loading · 0 failed"
+    time.now += 10
+    ledger.add([batch(90, 500, failed=2), batch(10, 100)])
+    assert ledger.describe("EUR") == "200 / 1,000 rows · 60.0 output tokens/s · 25.0000 EUR · 1 min 20 s left · 2 failed"
+
+
+def test_the_speed_is_that_of_the_last_minute(time: Time) -> None:
+    ledger = Ledger(total_rows=100_000, done_rows=0, cost_per_s=0.0)
+    for tokens in [1000] * 30 + [10] * 70:
+        time.now += 1
+        ledger.add([batch(1, tokens)])
+    assert " 10.0 output tokens/s " in ledger.describe("USD")
+    assert "27 h 45 min left" in ledger.describe("USD")
+
+
+def test_a_minute_without_a_batch_is_said(time: Time) -> None:
+    ledger = Ledger(total_rows=100, done_rows=0, cost_per_s=0.0)
+    ledger.add([batch(10, 100)])
+    for _ in range(70):
+        time.now += 1
+        ledger.add([])
+    assert "no batch for a minute" in ledger.describe("USD")

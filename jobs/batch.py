@@ -38,28 +38,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; returns its exit code (`pipelines.errors.ExitCode`)."""
     options, overrides = _parser().parse_known_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    config = None
     try:
-        settings = compose_settings("batch", [*options.overrides, *overrides], options.config_dir)
-        if options.dry_run:
-            settings["dry_run"] = True
-        config = parse_config(settings)
-        if config.dry_run:
-            return _dry_run(config, settings)
         with stop_on_signal():
-            run, summary = run_batch(config)
+            settings = compose_settings("batch", [*options.overrides, *overrides], options.config_dir)
+            config = parse_config({**settings, "dry_run": options.dry_run or settings.get("dry_run")})
+            return _dry_run(config, settings) if config.dry_run else _run(config)
     except ConfigError as error:
-        _console.print(f"[bold red]fournee:[/] {escape(str(error))}", soft_wrap=True)
-        return ExitCode.BAD_CONFIG
-    except (RunFailed, OSError) as error:
-        _console.print(f"[bold red]fournee:[/] the run failed: {escape(str(error))}", soft_wrap=True)
-        return ExitCode.FAILED
+        return _end(ExitCode.BAD_CONFIG, str(error))
     except Stopped as error:
-        _console.print(f"[bold yellow]fournee:[/] stopped by {error}; every finished batch is safe, the same command resumes")
-        return ExitCode.STOPPED
+        return _end(ExitCode.STOPPED, f"stopped by {error}; {_how_to_resume(config)}")
+    except Exception as error:  # noqa: BLE001 - the last resort: storage, hub and cluster clients raise kinds of their own
+        if config is not None and config.verbose:
+            _console.print_exception()
+        reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error} (verbose=true shows where)"
+        return _end(ExitCode.FAILED, f"the run failed: {reason}; {_how_to_resume(config)}")
+
+
+def _run(config: BatchConfig) -> int:
+    run, summary = run_batch(config)
     _out.print(summary_report(run, summary))
     if summary.num_rows:
         _out.print(example_report(run))
     return summary.exit_code
+
+
+def _end(code: ExitCode, message: str) -> ExitCode:
+    _console.print(f"[bold red]fournee:[/] {escape(message)}", soft_wrap=True)
+    return code
+
+
+def _how_to_resume(config: BatchConfig | None) -> str:
+    if config is None or config.output.on_existing == "resume":
+        return "every finished batch is safe, and the same command resumes"
+    return "every finished batch is safe; resume with the same command and output.on_existing=resume"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +98,7 @@ def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
         plan = Plan.load(run.folder) if is_planned else plan_input(config, sources, Folder(spool))
     _out.print(to_yaml(settings), markup=False, soft_wrap=True)
     _out.print(plan_report(plan, sources, num_committed=0 if run.is_new else len(committed(run.folder))))
-    _out.print(f"would write to {run.folder.url}")
+    _out.print(f"would write to {run.folder.url}", markup=False)
     return ExitCode.OK
 
 

@@ -13,7 +13,9 @@ from pipelines.cluster import answer, connect
 from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.engines.vllm import check_options
 from pipelines.errors import Stopped
-from pipelines.parts import Origin, committed
+from pipelines.heartbeat import num_alive
+from pipelines.model import pinned_revision
+from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.progress import progress
 from pipelines.prompts import Renderer
@@ -36,7 +38,7 @@ def run_batch(config: BatchConfig) -> tuple[Run, Summary]:
     run = open_run(config, sources)
     if run.is_finished:
         logger.info("%s is finished; nothing to do", run.folder.url)
-        return run, read_summary(run)
+        return run, read_summary(run, config)
     plan = open_plan(config, sources, run.folder)
     begin_attempt(run)
     pending = plan.without(committed(run.folder))
@@ -70,19 +72,29 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table)
     """Run the workers over the batches that have no part yet."""
     done_rows = plan.num_rows - pc.sum(pending["num_rows"]).as_py()
     logger.info("%s: %d rows in %d batches, %d rows done", run.folder.url, plan.num_rows, plan.num_batches, done_rows)
-    with connect(config) as placement, stop_on_signal():  # once more: Ray installed handlers of its own when it started
+    warn_of_company(config, run)
+    with connect(config) as placement:
         job = Job(
             config=config,
             run=run.folder,
             attempt=run.attempt,
+            fingerprint=run.fingerprint,
+            model_revision=pinned_revision(run.identity["model"]["digest"]),
             carried=plan.carried,
-            rows_per_batch=pc.max(plan.batches["num_rows"]).as_py(),
             device=placement.device,
             num_accelerators=placement.num_accelerators,
         )
-        origin = Origin("", "", config.pricing.accelerator, placement.num_accelerators, run.attempt, config.pricing)
-        with progress(config, plan.num_rows, done_rows, origin) as tally:
-            answer(job, placement, make_shards(pending, config.cluster.max_workers or config.cluster.workers), tally)
+        shards = make_shards(pending, config.cluster.max_workers or config.cluster.workers)
+        cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
+        with progress(config, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s) as tally:
+            answer(job, placement, shards, tally)
+
+
+def warn_of_company(config: BatchConfig, run: Run) -> None:
+    """Say that workers of another attempt seem to live: nothing is lost by that, but batches may be paid for twice."""
+    count = num_alive(run.folder, within_s=3 * config.cluster.heartbeat_s)
+    if count:
+        logger.warning("%d worker(s) of another attempt at this run were alive a moment ago; is it running elsewhere?", count)
 
 
 @contextmanager
@@ -90,8 +102,6 @@ def stop_on_signal() -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into Stopped while the block runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, signal.SIG_IGN)  # the first is enough; a second would cut the clean-up short
         raise Stopped(signal.Signals(number).name)
 
     before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}

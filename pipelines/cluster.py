@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 
 from pipelines.config import BatchConfig
-from pipelines.errors import ConfigError, EngineDead, RunFailed
+from pipelines.errors import ConfigError, RunFailed
+from pipelines.heartbeat import deaths
 from pipelines.placement import Placement, check_fits, place
 from pipelines.worker import Job, Worker
 
@@ -28,6 +30,7 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
         _quieten()
     # What the settings say, else the cluster that this process belongs to, else one of our own.
     address = config.cluster.address or os.environ.get("RAY_ADDRESS") or "local"
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
             address=address,
@@ -35,11 +38,13 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
             logging_level=logging.INFO if config.verbose else logging.WARNING,
             log_to_driver=True,
         )
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"cluster.address={address}: no Ray cluster answers there: {error}; "
             "if it runs and wants a token (the default since Ray 2.60), set RAY_AUTH_MODE=token"
         ) from None
+    for one, handler in handlers.items():
+        signal.signal(one, handler)  # Ray has installed handlers of its own
     try:
         resources = ray.cluster_resources()
         placement = place(config, resources)
@@ -53,7 +58,8 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
 def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: Any) -> None:
     """Run the workers over the shards until every batch of them is committed.
 
-    Raises ConfigError where the engine refuses its options, RunFailed where workers fail more often than allowed.
+    Raises ConfigError where the engine refuses its options, RunFailed where a batch cannot be read or committed, or where
+    workers die more often than allowed.
     """
     context = DataContext.get_current()
     context.execution_options.preserve_order = False
@@ -88,21 +94,21 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
             pass
     except ray.exceptions.RayError as error:
-        raise _cause(error) from error
+        raise _cause(error, deaths(job.run, job.attempt)) from error
 
 
-def _cause(error: BaseException) -> Exception:
-    """Find in a chain of Ray's errors the one of ours, or say what Ray says in one line."""
+def _cause(error: BaseException, deaths: Sequence[str]) -> Exception:
+    """Find in a chain of Ray's errors the one of ours, else say why engines died, else what Ray says in one line."""
     seen: BaseException | None = error
     while seen is not None:
         for one in (seen, getattr(seen, "cause", None)):
-            if isinstance(one, ConfigError):
-                return ConfigError(*one.args)
-            if isinstance(one, EngineDead):
-                return RunFailed(f"{one}; the finished batches are safe, the same command resumes")
+            for kind in (ConfigError, RunFailed):
+                if isinstance(one, kind):
+                    return kind(*one.args)
         seen = seen.__cause__ or seen.__context__
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return RunFailed(f"the workers failed: {lines[-1] if lines else type(error).__name__}; the same command resumes")
+    reason = deaths[-1] if deaths else lines[-1] if lines else type(error).__name__
+    return RunFailed(f"workers failed more often than cluster.worker_restarts allows, last: {reason}")
 
 
 def _quieten() -> None:

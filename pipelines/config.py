@@ -59,7 +59,7 @@ class VllmEngineConfig(Strict):
     rows_per_batch: PositiveInt | None
     """Rows that are committed together; null chooses by the size of the input."""
     device: Literal["auto", "cpu", "gpu"]
-    """`auto` takes GPUs where the Ray cluster has some."""
+    """`auto` takes GPUs, or CPUs where vLLM's CPU build is installed."""
     cpu_threads: PositiveInt | None
     """Threads of one worker's engine on CPUs; null shares the machine's cores among its workers."""
     cpu_kv_cache_gib: PositiveInt

@@ -4,7 +4,7 @@ from enum import IntEnum, StrEnum
 
 
 class ExitCode(IntEnum):
-    """What a job's process returns; the same number stands in `stats/summary.json`."""
+    """What a job's process returns; that of a finished run stands in `stats/summary.json`."""
 
     OK = 0
     FAILED = 1
@@ -25,6 +25,7 @@ class ErrorKind(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     INVALID_PARAMETER = "invalid_parameter"
     ENGINE_REFUSED = "engine_refused"
+    ENGINE_ERROR = "engine_error"
 
 
 class ConfigError(ValueError):
@@ -48,5 +49,5 @@ class RunFailed(RuntimeError):
     """The job cannot go on, or its results do not add up. Exit code 1."""
 
 
-class Stopped(Exception):
-    """Ctrl-C or SIGTERM: what is committed stays, the same command resumes. Exit code 4."""
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM: what is committed stays. Like KeyboardInterrupt, no `except Exception` may swallow it. Exit code 4."""

@@ -1,6 +1,7 @@
 """What a worker has cost so far, noted down again and again, so that a killed worker is not forgotten."""
 
 import json
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from pipelines.run import ATTEMPTS
 from pipelines.schema import WORKER
 from pipelines.storage import Folder
 
+logger = logging.getLogger(__name__)
+
 
 class Heartbeat:
     """Writes one small file for one worker's lifetime, at its start and every `interval_s` from then on."""
@@ -27,6 +30,7 @@ class Heartbeat:
         self._ready_at_s: float | None = None
         self._busy_s: Callable[[], float] = lambda: 0.0
         self._engine: str | None = None
+        self._death: str | None = None
         self._hardware = describe_hardware()
         self._num_batches = 0
         self._interval_s = interval_s
@@ -38,6 +42,11 @@ class Heartbeat:
         self._ready_at_s = time.time()
         self._busy_s = engine.busy_s
         self._engine = json.dumps(engine.describe())
+
+    def died(self, reason: str) -> None:
+        """The engine is dead, and so will be the worker: leave the reason behind."""
+        self._death = reason
+        self.beat()
 
     def committed(self) -> None:
         """One more batch is committed."""
@@ -68,12 +77,32 @@ class Heartbeat:
             "cost": self._origin.cost(lifetime_s),
             "hardware": self._hardware,
             "engine": self._engine,
+            "death": self._death,
         }
-        self._run.write(f"{ATTEMPTS}/worker-{self._origin.attempt:04d}-{self._origin.worker}.json", json.dumps(line).encode())
+        name = f"{ATTEMPTS}/worker-{self._origin.attempt:04d}-{self._origin.worker}.json"
+        try:
+            self._run.write(name, json.dumps(line).encode())
+        except Exception:
+            logger.warning("%s could not be written", name, exc_info=True)
 
 
 def worker_table(run: Folder) -> pa.Table:
     """`stats/workers.parquet` from the last heartbeats of all attempts."""
-    names = [name for name in run.names(ATTEMPTS) if name.startswith("worker-")]
-    lines: list[dict[str, Any]] = [json.loads(run.read(f"{ATTEMPTS}/{name}")) for name in names]
-    return pa.Table.from_pylist(lines, schema=WORKER)
+    return pa.Table.from_pylist(_beats(run, "worker-"), schema=WORKER)
+
+
+def deaths(run: Folder, attempt: int) -> list[str]:
+    """Why engines died in an attempt, in the order of their workers' starts."""
+    beats = sorted(_beats(run, f"worker-{attempt:04d}-"), key=lambda beat: beat["started_at"])
+    return [beat["death"] for beat in beats if beat["death"] is not None]
+
+
+def num_alive(run: Folder, within_s: float) -> int:
+    """How many workers have given a sign of life within so many seconds."""
+    ends = (beat["started_at"] / 1e6 + beat["lifetime_s"] for beat in _beats(run, "worker-"))
+    return sum(time.time() - end < within_s for end in ends)
+
+
+def _beats(run: Folder, prefix: str) -> list[dict[str, Any]]:
+    names = [name for name in run.names(ATTEMPTS) if name.startswith(prefix)]
+    return [json.loads(run.read(f"{ATTEMPTS}/{name}")) for name in names]

@@ -14,8 +14,9 @@ from pipelines.config import ModelConfig
 from pipelines.errors import ConfigError
 from pipelines.storage import PACKAGE_SCHEME, package_file
 
-_WHOLE_BYTES = 16 * 2**20  # files up to this size are digested whole, larger ones by their two ends
-_END_BYTES = 2**20
+_WHOLE_BYTES = 64 * 2**20  # files up to this size are digested whole, larger ones by samples
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 2**20
 _ABANDONED_S = 3600.0  # a conversion takes seconds; one that is older was killed
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,11 @@ def model_digest(config: ModelConfig) -> str:
     return f"commit:{_hub_commit(config)}"
 
 
+def pinned_revision(digest: str) -> str | None:
+    """The hub commit that a digest names: what every worker loads, even if the hub moves on meanwhile."""
+    return digest.removeprefix("commit:") if digest.startswith("commit:") else None
+
+
 def is_on_this_machine(config: ModelConfig) -> bool:
     """Whether the model needs no hub."""
     return config.path.startswith(PACKAGE_SCHEME) or _is_folder(config.path)
@@ -79,16 +85,16 @@ def _digest_folder(folder: Path) -> str:
 
 
 def _digest_file(path: Path) -> "hashlib._Hash":
-    """Digest a small file whole, a large one by its size and its two ends: weights are hundreds of GB."""
+    """Digest a small file whole, a large one by its size and 64 MiB spread over it: weights are hundreds of GB."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
         if size <= _WHOLE_BYTES:
             digest.update(file.read())
         else:
-            digest.update(file.read(_END_BYTES))
-            file.seek(-_END_BYTES, os.SEEK_END)
-            digest.update(file.read())
+            for sample in range(_NUM_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest
 
 
@@ -97,7 +103,6 @@ def _hub_commit(config: ModelConfig) -> str:
         raise ConfigError(f"model.path={config.path} is no folder; a hub id needs huggingface_hub: pip install 'fournee[gpu]'")
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_OFFLINE
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if HF_HUB_OFFLINE:
         cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
@@ -106,7 +111,7 @@ def _hub_commit(config: ModelConfig) -> str:
         return Path(cached).parent.name
     try:
         return str(HfApi().model_info(config.path, revision=config.revision).sha)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - the hub client lets through whatever its network stack raises
         raise ConfigError(
             f"model.path={config.path} (revision {config.revision}) cannot be found on the hub: {error}; "
             "check the spelling, set HF_TOKEN for gated models, or use a local folder"

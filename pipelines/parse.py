@@ -31,7 +31,8 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
     Raises ConfigError with one line for each wrong setting.
     """
     _check_engine(values.get("engine"))
-    values = {**values, "prompt": _with_template_text(values.get("prompt"))}
+    resolvers = {"prompt": _with_template_text, "model": _with_absolute_path}
+    values = {key: resolvers[key](value) if key in resolvers else value for key, value in values.items()}
     try:
         return BatchConfig.model_validate_json(to_json(values))
     except ValidationError as error:
@@ -60,6 +61,14 @@ def _with_template_text(prompt: Any) -> Any:
         raise ConfigError(f"prompt.template_file={name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"prompt.template_file={name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _with_absolute_path(model: Any) -> Any:
+    """Make a model folder's path absolute here: workers have another working folder, and would ask the hub for it."""
+    if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
+        return model
+    folder = Path(model["path"]).expanduser()
+    return {**model, "path": str(folder.absolute())} if folder.is_dir() else model
 
 
 def _explain(detail: ErrorDetails, values: Mapping[str, Any]) -> str:

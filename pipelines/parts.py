@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +23,14 @@ RESULTS = "results"
 _STATISTICS = b"fournee.batch"
 _PART_NAME = re.compile(r"part-(\d{8,})\.parquet")
 _FOOTER_THREADS = 16
+_FOOTERS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who answered a batch, and what its time costs."""
 
+    fingerprint: str
     worker: str
     node: str
     accelerator: str
@@ -61,26 +63,30 @@ def committed(run: Folder) -> list[int]:
 
 
 def commit(run: Folder, table: pa.Table, statistics: dict[str, Any], compression: str) -> None:
-    """Write a batch's part, whole or not at all; a second writer replaces it with the same rows."""
+    """Write a batch's part, whole or not at all; a second writer replaces it with answers to the same rows."""
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({_STATISTICS: json.dumps(statistics)}), sink, compression=compression)
     run.write(part_name(statistics["batch_id"]), sink.getvalue())
 
 
-def read_statistics(run: Folder, batch_ids: Iterable[int]) -> list[dict[str, Any]]:
-    """Return the statistics of the given parts from their footers; `num_rows_written` is what each really holds."""
+def read_statistics(run: Folder, batch_ids: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the statistics of the given parts from their footers, some at a time; `num_rows_written` is what each holds.
+
+    Raises RunFailed where a part cannot be read.
+    """
 
     def read(batch_id: int) -> dict[str, Any]:
         name = part_name(batch_id)
         try:
             metadata = pq.read_metadata(run.path(name), filesystem=run.arrow)
         except (OSError, pa.ArrowInvalid) as error:
-            raise RunFailed(f"{name} cannot be read: {error}; delete it and run the same command again") from None
+            raise RunFailed(f"{name} cannot be read: {error}; delete it and resume the run") from None
         statistics: dict[str, Any] = json.loads((metadata.metadata or {}).get(_STATISTICS, b"{}"))
         return {**statistics, "num_rows_written": metadata.num_rows}
 
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        return list(pool.map(read, batch_ids))
+        for start in range(0, len(batch_ids), _FOOTERS_AT_ONCE):
+            yield list(pool.map(read, batch_ids[start : start + _FOOTERS_AT_ONCE]))
 
 
 def result_table(batch: Batch, block: Block, ids: Sequence[str | None], outcomes: Sequence[Outcome]) -> pa.Table:
@@ -120,13 +126,16 @@ def request_key(batch: Batch, offset: int) -> str:
 
 
 def statistics_of(batch: Batch, outcomes: Sequence[Outcome], timing: Timing, origin: Origin) -> dict[str, Any]:
-    """Sum up a batch: the line of `stats/batches.parquet`, as JSON values."""
+    """Sum up a batch: the line of `stats/batches.parquet` as JSON values, and what tells which batch of which run it is."""
     answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
     num_prompt = sum(a.num_prompt_tokens for a in answers)
     num_output = sum(_num_output_tokens(a) for a in answers)
     engine_s = sum(a.engine_s for a in answers)
     cost = origin.cost(engine_s)
     return {
+        "fingerprint": origin.fingerprint,
+        "source": batch.source,
+        "first_row": batch.first_row,
         "batch_id": batch.batch_id,
         "num_rows": len(outcomes),
         "num_ok": len(answers),
@@ -175,12 +184,7 @@ def _latency_quantiles(answers: Sequence[Answer]) -> dict[str, float | None]:
     series: dict[str, list[float]] = {
         "queue_s": [a.queue_s for a in answers],
         "ttft_s": [a.ttft_s for a in answers],
-        "time_per_output_token_s": [
-            a.generation_s / (one.num_output_tokens - 1)
-            for a in answers
-            for one in a.completions[:1]
-            if one.num_output_tokens > 1
-        ],
+        "time_per_output_token_s": [a.generation_s / (_num_output_tokens(a) - 1) for a in answers if _num_output_tokens(a) > 1],
         "latency_s": [a.ttft_s + a.generation_s for a in answers],
     }
     quantiles: dict[str, float | None] = {}

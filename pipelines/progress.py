@@ -14,27 +14,32 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from pipelines.config import BatchConfig
-from pipelines.parts import Origin
 
 _POLL_S = 0.5
+_PATIENCE_S = 10.0
 _WINDOW_S = 60.0  # the rate shown is that of the last minute
 
 logger = logging.getLogger(__name__)
 
 
+_SUMMED = ("num_rows", "num_failed", "num_output_tokens")
+
+
 @ray.remote(num_cpus=0)
 class _Board:
-    """Holds what workers have committed until the driver fetches it."""
+    """Adds up what workers have committed."""
 
     def __init__(self) -> None:
-        self._lines: list[dict[str, Any]] = []
+        self._totals = dict.fromkeys(_SUMMED, 0)
+        self._workers: set[str] = set()
 
-    def add(self, line: dict[str, Any]) -> None:
-        self._lines.append(line)
+    def add(self, worker: str, numbers: dict[str, int]) -> None:
+        self._workers.add(worker)
+        for name in _SUMMED:
+            self._totals[name] += numbers[name]
 
-    def take(self) -> list[dict[str, Any]]:
-        lines, self._lines = self._lines, []
-        return lines
+    def totals(self) -> dict[str, int]:
+        return {**self._totals, "num_workers": len(self._workers)}
 
 
 class BoardTally:
@@ -44,35 +49,32 @@ class BoardTally:
         self._board = board
 
     def __call__(self, statistics: dict[str, Any]) -> None:
-        self._board.add.remote({key: statistics[key] for key in _REPORTED})
-
-
-_REPORTED = ("num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens")
+        self._board.add.remote(statistics["worker"], {name: statistics[name] for name in _SUMMED})
 
 
 class Ledger:
     """What has been done in this attempt, and how fast."""
 
-    def __init__(self, total_rows: int, done_rows: int, cost_per_s: float):
+    def __init__(self, total_rows: int, done_rows: int, num_workers: int, cost_per_worker_s: float):
         self.total_rows = total_rows
         self.done_rows = done_rows
+        self._num_failed = 0
+        self._num_tokens = 0
+        self._num_workers = num_workers
         self._first_rows = done_rows
-        self.num_failed = 0
-        self._cost_per_s = cost_per_s
+        self._cost_per_worker_s = cost_per_worker_s
         self._started = time.perf_counter()
         self._recent: deque[tuple[float, int, int]] = deque([(self._started, done_rows, 0)])
-        self._tokens = 0
 
-    def add(self, lines: list[dict[str, Any]]) -> None:
-        """Count committed batches."""
-        for line in lines:
-            self.done_rows += line["num_rows"]
-            self.num_failed += line["num_failed"]
-            self._tokens += line["num_output_tokens"]
+    def update(self, totals: dict[str, int]) -> None:
+        """Take the board's sums."""
+        self.done_rows = self._first_rows + totals["num_rows"]
+        self._num_failed, self._num_tokens = totals["num_failed"], totals["num_output_tokens"]
+        self._num_workers = max(self._num_workers, totals["num_workers"])
         now = time.perf_counter()
-        if self.done_rows == self._first_rows:  # loading does not count towards the speed
+        if totals["num_rows"] == 0:  # loading does not count towards the speed
             self._recent.clear()
-        self._recent.append((now, self.done_rows, self._tokens))
+        self._recent.append((now, self.done_rows, self._num_tokens))
         while now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
 
@@ -85,18 +87,18 @@ class Ledger:
             left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left"
         else:
             left = "loading" if self.done_rows == self._first_rows else "no batch for a minute"
-        cost = (time.perf_counter() - self._started) * self._cost_per_s
+        cost = (time.perf_counter() - self._started) * self._num_workers * self._cost_per_worker_s
         return (
-            f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._tokens - tokens) / span_s:,.1f} output tokens/s · "
-            f"{cost:.4f} {currency} · {left} · {self.num_failed:,} failed"
+            f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._num_tokens - tokens) / span_s:,.1f} output tokens/s · "
+            f"{cost:.4f} {currency} · {left} · {self._num_failed:,} failed"
         )
 
 
 @contextmanager
-def progress(config: BatchConfig, total_rows: int, done_rows: int, origin: Origin) -> Iterator[BoardTally]:
+def progress(config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_worker_s: float) -> Iterator[BoardTally]:
     """Show progress during the block; workers report to the tally that it gives."""
     board = _Board.remote()  # type: ignore[attr-defined]
-    ledger = Ledger(total_rows, done_rows, config.cluster.workers * origin.cost(1.0))
+    ledger = Ledger(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
     done = threading.Event()
     show = _show_live if Console(stderr=True).is_terminal else _show_lines
     thread = threading.Thread(target=show, args=(config, ledger, board, done), name="progress", daemon=True)
@@ -129,7 +131,9 @@ def _fetch(ledger: Ledger, board: ActorHandle, done: threading.Event) -> Iterato
     while True:
         is_last = done.wait(_POLL_S)
         try:
-            ledger.add(ray.get(board.take.remote(), timeout=10))
+            ledger.update(ray.get(board.totals.remote(), timeout=_PATIENCE_S))
+        except ray.exceptions.GetTimeoutError:
+            logger.debug("the board did not answer within %s s", _PATIENCE_S)
         except ray.exceptions.RayError:
             logger.warning("progress is not known any more: Ray has lost the process that counts it")
             return

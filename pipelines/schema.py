@@ -101,6 +101,7 @@ WORKER = pa.schema(
         pa.field("cost", pa.float64(), nullable=False),  # lifetime_s x accelerators x price
         pa.field("hardware", pa.string(), nullable=False),  # the node's GPUs or processor
         pa.field("engine", pa.string()),  # JSON text: what the engine resolved its options to; null while it loads
+        pa.field("death", pa.string()),  # why its engine died, if it did
     ]
 )
 

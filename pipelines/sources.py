@@ -11,8 +11,9 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from pipelines.config import InputConfig
-from pipelines.errors import ConfigError
+from pipelines.errors import ConfigError, RunFailed
 from pipelines.readers.jsonl import compression_of
+from pipelines.rows import Batch
 from pipelines.storage import file_system
 
 _SUFFIXES = {
@@ -42,6 +43,20 @@ def list_sources(config: InputConfig) -> list[Source]:
     for path in paths:
         found |= {source.path: source for source in _expand(path, config.format)}
     return [found[path] for path in sorted(found)]
+
+
+def check_unchanged(batch: Batch) -> None:
+    """Raises RunFailed where a batch's source is not what it was when the run was planned."""
+    fs, place = file_system(batch.source)
+    try:
+        now = _source(fs, fs.info(place))
+    except FileNotFoundError:
+        raise RunFailed(f"{batch.source} is gone since the run was planned; put it back") from None
+    if (now.num_bytes, now.version) != (batch.source_bytes, batch.source_version):
+        raise RunFailed(
+            f"{batch.source} changed since the run was planned ({batch.source_bytes} bytes, version {batch.source_version}; "
+            f"now {now.num_bytes}, {now.version}); put it back, or start a run of its own"
+        )
 
 
 def snapshot(sources: Sequence[Source]) -> str:

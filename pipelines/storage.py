@@ -1,6 +1,7 @@
 """Folders and files on any fsspec file system, local ones and object storage alike."""
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,15 +111,17 @@ class Folder:
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Open a file that appears only when the block ends well.
 
-        Locally a temporary file, fsync, rename, fsync of the folder; on object storage an upload that is completed last.
+        Locally a temporary file, fsync, rename, fsync of the folder; elsewhere a temporary file that is uploaded as a whole.
         """
         path = self.path(name)
         if isinstance(self.fs, LocalFileSystem):
             with _create_local(Path(path)) as file:
                 yield file
             return
-        with self.fs.transaction, self.fs.open(path, "wb") as file:
+        with tempfile.NamedTemporaryFile() as file:
             yield file
+            file.flush()
+            self.fs.put_file(file.name, path)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files in a sub-folder, sorted; temporary ones are left out, a missing folder is empty."""
@@ -130,11 +133,24 @@ class Folder:
         names = (entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
         return sorted(name for name in names if not name.startswith("."))
 
-    def remove(self) -> None:
-        """Delete the folder and all it holds."""
+    def remove(self, *, first: str = "", last: str = "") -> None:
+        """Delete the folder and all it holds, one file before all others and one after them, whatever interrupts it."""
         self.fs.invalidate_cache()
-        if self.fs.exists(self.path()):
+        if not self.fs.exists(self.path()):
+            return
+        if first and self.fs.exists(self.path(first)):
+            self.fs.rm(self.path(first))
+        for entry in self.fs.ls(self.path(), detail=False):
+            if entry.rstrip("/").rsplit("/", 1)[-1] != last:
+                self.fs.rm(entry, recursive=True)
+        if self.fs.exists(self.path()):  # on object storage, a folder goes with its last file
             self.fs.rm(self.path(), recursive=True)
+
+    def sweep(self, folder: str) -> None:
+        """Delete what killed writers left in a local sub-folder."""
+        if isinstance(self.fs, LocalFileSystem):
+            for leftover in Path(self.path(folder)).glob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
 
 
 @contextmanager

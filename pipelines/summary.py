@@ -3,7 +3,6 @@
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.heartbeat import worker_table
-from pipelines.parts import batch_table, committed, cost_per_million, part_name, read_statistics, tokens_per_s
+from pipelines.parts import RESULTS, batch_table, committed, cost_per_million, part_name, read_statistics, tokens_per_s
 from pipelines.plan import Plan
-from pipelines.run import RUN_FILE, SUCCESS_FILE, Run, versions
-from pipelines.schema import LATENCIES, result_schema
+from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
+from pipelines.schema import BATCH, LATENCIES, result_schema
 
 SUMMARY_FILE = "stats/summary.json"
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -82,69 +81,83 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
 
     Raises RunFailed where the parts do not match the plan.
     """
-    statistics = verify(run, plan)
-    workers = worker_table(run.folder)
-    summary = _sum_up(run, plan, config, statistics, workers)
-    _write_table(run, "stats/batches.parquet", batch_table(statistics))
+    batches, workers = verify(run, plan), worker_table(run.folder)
+    summary = _sum_up(run, plan, config, batches, workers)
+    _write_table(run, "stats/batches.parquet", batches)
     _write_table(run, "stats/workers.parquet", workers)
+    for folder in (RESULTS, ATTEMPTS, "stats", "plan"):
+        run.folder.sweep(folder)
     run.folder.write(SUMMARY_FILE, summary.model_dump_json(indent=2).encode())
     run.folder.write(SUCCESS_FILE, b"")
     return summary
 
 
-def read_summary(run: Run) -> Summary:
-    """The summary of a finished run."""
-    return Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
+def read_summary(run: Run, config: BatchConfig) -> Summary:
+    """The summary of a finished run, judged by the error budget of now."""
+    summary = Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
+    return summary.model_copy(update={"exit_code": exit_code(config, summary.num_rows, summary.num_failed)})
 
 
-def verify(run: Run, plan: Plan) -> list[dict[str, Any]]:
-    """Check that every batch has its part, and every part the rows of its batch; return the parts' statistics.
+def verify(run: Run, plan: Plan) -> pa.Table:
+    """Check that every batch has its part, and every part the rows of its batch; return `stats/batches.parquet`.
 
     Raises RunFailed that names what is missing or wrong.
     """
-    planned = dict(zip(plan.batches["batch_id"].to_pylist(), plan.batches["num_rows"].to_pylist(), strict=True))
+    batches = plan.batches.select(["batch_id", "source", "first_row", "num_rows"])
+    planned = batches["batch_id"].to_pylist()
     parts = set(committed(run.folder))
     if missing := sorted(set(planned) - parts):
         raise RunFailed(f"{len(missing)} of {len(planned)} batches have no part, the first is {part_name(missing[0])}")
     if foreign := sorted(parts - set(planned)):
         raise RunFailed(f"{len(foreign)} parts are in no plan, the first is {part_name(foreign[0])}; move them away")
-    statistics = read_statistics(run.folder, sorted(planned))
-    for line, (batch_id, num_rows) in zip(statistics, sorted(planned.items()), strict=True):
-        num_settled = line.get("num_ok", 0) + line.get("num_failed", 0)
-        counted = (line.get("batch_id"), line.get("num_rows"), line["num_rows_written"], num_settled)
-        if counted != (batch_id, num_rows, num_rows, num_rows):
-            raise RunFailed(
-                f"{part_name(batch_id)} does not match the plan: batch {counted[0]}, {counted[1]} rows counted, "
-                f"{counted[2]} written, {counted[3]} ok or failed; planned {num_rows}. Delete it and run the same command"
-            )
-    return [{key: value for key, value in line.items() if key != "num_rows_written"} for line in statistics]
+    tables, start = [BATCH.empty_table()], 0
+    for statistics in read_statistics(run.folder, planned):
+        for line, batch in zip(statistics, batches.slice(start, len(statistics)).to_pylist(), strict=True):
+            _check_part(line, batch, run.fingerprint)
+        tables.append(batch_table(statistics))
+        start += len(statistics)
+    return pa.concat_tables(tables)
 
 
-def _sum_up(run: Run, plan: Plan, config: BatchConfig, statistics: Sequence[dict[str, Any]], workers: pa.Table) -> Summary:
+def _check_part(found: dict[str, Any], batch: dict[str, Any], fingerprint: str) -> None:
+    name = part_name(batch["batch_id"])
+    if found.get("fingerprint") != fingerprint:
+        raise RunFailed(f"{name} belongs to another run, whose worker outlived it; delete it and resume the run")
+    wrong = {key: (found.get(key), batch[key]) for key in batch if found.get(key) != batch[key]}
+    for key in ("num_rows_written", "num_settled"):
+        count = {**found, "num_settled": found["num_ok"] + found["num_failed"]}[key]
+        if count != batch["num_rows"]:
+            wrong[key] = (count, batch["num_rows"])
+    if wrong:
+        differences = ", ".join(f"{key} {there} instead of {planned}" for key, (there, planned) in wrong.items())
+        raise RunFailed(f"{name} does not match the plan: {differences}; delete it and resume the run")
+
+
+def exit_code(config: BatchConfig, num_rows: int, num_failed: int) -> ExitCode:
+    """Whether so many failed rows are too many."""
+    return ExitCode.OK if num_failed <= config.errors.max_failed_fraction * num_rows else ExitCode.ROWS_FAILED
+
+
+def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table) -> Summary:
     def total(name: str) -> int:
-        return sum(line[name] for line in statistics)
-
-    def count(name: str) -> dict[str, int]:
-        return dict(sum((Counter(line[name]) for line in statistics), Counter()).most_common())
+        return pc.sum(batches[name]).as_py() or 0
 
     num_rows, num_failed = total("num_rows"), total("num_failed")
     num_prompt, num_output = total("num_prompt_tokens"), total("num_output_tokens")
-    wall_s, cost = _wall_s(workers), _sum(workers, "cost")
-    engine_s = sum(line["engine_s"] for line in statistics)
-    is_within_budget = num_failed <= config.errors.max_failed_fraction * num_rows
+    wall_s, cost, engine_s = _wall_s(workers), _sum(workers, "cost"), _sum(batches, "engine_s")
     return Summary(
-        exit_code=ExitCode.OK if is_within_budget else ExitCode.ROWS_FAILED,
+        exit_code=exit_code(config, num_rows, num_failed),
         engine=config.engine.kind,
         fingerprint=run.fingerprint,
         num_rows=num_rows,
         num_ok=total("num_ok"),
         num_failed=num_failed,
-        error_kinds=count("error_kinds"),
-        finish_reasons=count("finish_reasons"),
+        error_kinds=_counts(batches["error_kinds"]),
+        finish_reasons=_counts(batches["finish_reasons"]),
         num_prompt_tokens=num_prompt,
         num_cached_tokens=total("num_cached_tokens"),
         num_output_tokens=num_output,
-        num_batches=len(statistics),
+        num_batches=len(batches),
         num_attempts=run.attempt,
         num_workers=len(workers),
         wall_s=wall_s,
@@ -164,15 +177,24 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, statistics: Sequence[dict
     )
 
 
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    """Add up a column of maps from names to counts, the most frequent first."""
+    total: Counter[str] = Counter()
+    for chunk in column.chunks:
+        pairs = pa.table([chunk.keys, chunk.items], names=["name", "count"])
+        for line in pairs.group_by("name").aggregate([("count", "sum")]).to_pylist():
+            total[line["name"]] += line["count_sum"]
+    return dict(total.most_common())
+
+
 def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
-    started: dict[str, Any] = json.loads(run.folder.read(RUN_FILE))
-    last = json.loads(run.folder.read(f"attempts/attempt-{run.attempt:04d}.json"))
+    last = json.loads(run.folder.read(f"{ATTEMPTS}/attempt-{run.attempt:04d}.json"))
     is_echo = isinstance(config.engine, EchoEngineConfig)
     hardware = workers.group_by(["node", "hardware", "accelerator", "num_accelerators"]).aggregate([("worker", "count")])
     engines = [json.loads(text) for text in workers["engine"].to_pylist() if text is not None]
     return {
-        "model": "none: the echo engine repeats prompts" if is_echo else started["identity"]["model"],
-        "identity": started["identity"],
+        "model": "none: the echo engine repeats prompts" if is_echo else {**config.model.model_dump(), **run.identity["model"]},
+        "identity": run.identity,
         "versions": versions(),
         "hardware": {"driver": last["driver"], "workers": hardware.to_pylist()},
         "engine": engines[-1] if engines else None,

@@ -1,36 +1,46 @@
 """A worker: one Ray actor with one engine. It reads, renders, generates and commits the batches of its shards.
 
 Reading and rendering run ahead of the engine in threads of their own, commits behind it, so that the engine never waits
-for either. The batches of a shard overlap, and so do shards.
+for either. Shards are read in order, one after the other, but their batches overlap in the engine, so there is no barrier
+between batches or shards.
 """
 
 import asyncio
+import json
+import logging
+import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from pipelines.config import BatchConfig, EchoEngineConfig
-from pipelines.engines import Engine, build_engine
-from pipelines.errors import ConfigError, RowError
+from pipelines.engines import Ticket, build_engine
+from pipelines.errors import ConfigError, EngineDead, RowError
 from pipelines.heartbeat import Heartbeat
 from pipelines.model import model_folder
-from pipelines.parts import Origin, Timing, commit, request_key, result_table, statistics_of
+from pipelines.parts import Origin, Timing, commit, part_name, request_key, result_table, statistics_of
 from pipelines.plan import batches_of
 from pipelines.prompts import Renderer
 from pipelines.readers import read_batches
 from pipelines.readers.jsonl import as_text
 from pipelines.rows import Batch, Block, Outcome, Request, Row
+from pipelines.run import RUN_FILE
+from pipelines.sources import check_unchanged
 from pipelines.storage import Folder
 
+logger = logging.getLogger(__name__)
+
 _SUMMARY = pa.schema([("batch_id", pa.int64()), ("num_ok", pa.int64()), ("num_failed", pa.int64())])
-_READ_THREADS = 2
 _COMMIT_THREADS = 4
+_BATCHES_AHEAD = 4  # read and rendered while the engine, which holds twice what it runs, has no room for them yet
+_OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest answer, and its rows for it in memory
 
 
 class Tally(Protocol):
@@ -46,8 +56,9 @@ class Job:
     config: BatchConfig
     run: Folder
     attempt: int
+    fingerprint: str
+    model_revision: str | None
     carried: pa.Schema
-    rows_per_batch: int
     device: Literal["cpu", "gpu"]
     num_accelerators: int
 
@@ -62,6 +73,7 @@ class Worker:
         self._id_column = job.config.input.id_column
         self._columns = list(dict.fromkeys([*self._renderer.columns, *([self._id_column] if self._id_column else [])]))
         self._origin = Origin(
+            fingerprint=job.fingerprint,
             worker=uuid.uuid4().hex[:8],
             node=socket.gethostname(),
             accelerator=job.config.pricing.accelerator,
@@ -69,65 +81,89 @@ class Worker:
             attempt=job.attempt,
             pricing=job.config.pricing,
         )
-        self._heartbeat = Heartbeat(job.run, self._origin, job.config.cluster.heartbeat_s)
-        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read")
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")  # tokenizers are not safe to share
         self._committers = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
+        self._turn = asyncio.Lock()  # shards are read one after the other, in order
+        self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
+        self._open = asyncio.Semaphore(_OPEN_BATCHES)
         self._refusal: ConfigError | None = None
         try:
-            self._engine = self._load()
+            self._load()
         except ConfigError as error:  # raised by the first shard: Ray would start an actor that fails here over and over
             self._refusal = error
 
     async def __call__(self, shard: pa.Table) -> pa.Table:
-        """Answer a shard's batches and commit each as soon as it is done."""
+        """Answer those of a shard's batches that have no part yet, and commit each as soon as it is done."""
         if self._refusal is not None:
             raise self._refusal
-        batches = batches_of(shard)
-        config = self._job.config.input
-        blocks = read_batches(config.format, batches, self._columns, self._job.carried)
         tasks: list[asyncio.Task[dict[str, Any]]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                for batch in batches:
-                    block = await self._read(blocks)
+            async with asyncio.TaskGroup() as group, self._turn:
+                async for batch, block in self._blocks(batches_of(shard)):
                     tasks.append(group.create_task(self._answer(batch, block)))
         except ExceptionGroup as errors:
+            self._leave_if_dead(errors)
             raise errors.exceptions[0] from None
         await _in(self._committers, self._heartbeat.beat)
         return pa.Table.from_pylist([task.result() for task in tasks], schema=_SUMMARY)
 
-    def _load(self) -> Engine:
-        folder = "" if isinstance(self._job.config.engine, EchoEngineConfig) else model_folder(self._job.config.model)
-        engine = build_engine(self._job.config, folder, self._job.device)
-        self._heartbeat.ready(engine)
-        self._in_flight = asyncio.Semaphore(_batches_in_flight(engine.max_num_seqs, self._job.rows_per_batch))
-        return engine
+    def _load(self) -> None:
+        job = self._job
+        _check_folder(job)
+        self._heartbeat = Heartbeat(job.run, self._origin, job.config.cluster.heartbeat_s)
+        folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
+        self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
+        self._heartbeat.ready(self._engine)
 
-    async def _read(self, blocks: Iterator[Block]) -> Block:
-        """Read the next batch once there is room for it; `_answer` gives the room back."""
-        await self._in_flight.acquire()
-        try:
-            block: Block = await _in(self._readers, next, blocks)
-        except BaseException:
-            self._in_flight.release()
-            raise
-        return block
+    async def _blocks(self, batches: Sequence[Batch]) -> AsyncIterator[tuple[Batch, Block]]:
+        """Read batch after batch, as long as there is room for one more ahead of the engine."""
+        config = self._job.config.input
+        for _, neighbours in groupby(await _in(self._reader, self._uncommitted, batches), key=lambda batch: batch.source):
+            batches = list(neighbours)
+            await _in(self._reader, check_unchanged, batches[0])
+            blocks = read_batches(config.format, batches, self._columns, self._job.carried)
+            for batch in batches:
+                await self._open.acquire()
+                await self._ahead.acquire()
+                yield batch, await _in(self._reader, next, blocks)
+
+    def _uncommitted(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Leave out what a worker before this one has committed: Ray hands a dead worker's shards on as they were."""
+        return [batch for batch in batches if not self._job.run.exists(part_name(batch.batch_id))]
 
     async def _answer(self, batch: Batch, block: Block) -> dict[str, Any]:
         """Take one batch from its rows to its part."""
         try:
-            requests = await _in(self._preparer, self._prepare, batch, block)
-            good = [request for request in requests if not isinstance(request, RowError)]
             started_at_s, started = time.time(), time.perf_counter()
-            answered = await asyncio.wrap_future(self._engine.submit(good))
+            requests, ticket = await self._enter(batch, block)
+            answered = await asyncio.wrap_future(ticket.answered)
             timing = Timing(started_at_s, time.perf_counter() - started)
             coming = iter(answered)
             outcomes: list[Outcome] = [one if isinstance(one, RowError) else next(coming) for one in requests]
             statistics: dict[str, Any] = await _in(self._committers, self._commit, batch, block, outcomes, timing)
             return statistics
         finally:
-            self._in_flight.release()
+            self._open.release()
+
+    async def _enter(self, batch: Batch, block: Block) -> tuple[list[Any], Ticket]:
+        """Make a batch ready and see all of its requests into the engine; then there is room to read another."""
+        try:
+            requests = await _in(self._preparer, self._prepare, batch, block)
+            ticket = self._engine.submit([request for request in requests if not isinstance(request, RowError)])
+            await asyncio.wrap_future(ticket.admitted)
+            return requests, ticket
+        finally:
+            self._ahead.release()
+
+    def _leave_if_dead(self, errors: ExceptionGroup[Exception]) -> None:
+        """End a process whose engine is dead: Ray starts another one and hands its shards on, which it does for no error."""
+        deaths, _ = errors.split(EngineDead)
+        if deaths is not None:
+            reason = str(deaths.exceptions[0])
+            logger.error("worker %s ends: %s", self._origin.worker, reason)
+            self._heartbeat.died(reason)
+            os._exit(1)
 
     def _prepare(self, batch: Batch, block: Block) -> list[Any]:
         """Render and tokenise each row; a row that cannot be is replaced by its error."""
@@ -158,9 +194,17 @@ class Worker:
                 yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))
 
 
-def _batches_in_flight(max_num_seqs: int, rows_per_batch: int) -> int:
-    """Enough to hold twice what the engine runs at once, and one more being made ready."""
-    return max(3, -(-2 * max_num_seqs // rows_per_batch) + 1)
+def _check_folder(job: Job) -> None:
+    """Refuse to write where the driver will not look: a local path is another folder on each node of a cluster."""
+    try:
+        record = json.loads(job.run.read(RUN_FILE))
+    except (OSError, ValueError):
+        record = {}
+    if record.get("fingerprint") != job.fingerprint:
+        raise ConfigError(
+            f"output.path={job.run.url} is another folder on the node {socket.gethostname()}; "
+            "name object storage, or a folder that all nodes mount"
+        )
 
 
 async def _in(pool: ThreadPoolExecutor, function: Any, *arguments: Any) -> Any:

@@ -5,20 +5,46 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.errors import EngineDead
 from pipelines.rows import Outcome, Request
+
+
+class Ticket:
+    """A batch in an engine: resolved once when all of its requests have entered, and once when all are answered."""
+
+    def __init__(self, prepared: Sequence[Any]):
+        self.prepared = prepared
+        self.admitted: Future[None] = Future()
+        self.answered: Future[list[Outcome]] = Future()
+        self._outcomes: dict[int, Outcome] = {}
+        # From here on nobody can cancel them: a batch that is given up must not look to the engine like a fault of its own.
+        self.admitted.set_running_or_notify_cancel()
+        self.answered.set_running_or_notify_cancel()
+        if not prepared:
+            self.admitted.set_result(None)
+            self.answered.set_result([])
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """Note one request's outcome; each comes once."""
+        self._outcomes[index] = outcome
+        if len(self._outcomes) == len(self.prepared):
+            self.answered.set_result([self._outcomes[i] for i in range(len(self.prepared))])
+
+    def fail(self, death: EngineDead) -> None:
+        """Give the batch up."""
+        for future in (self.admitted, self.answered):
+            if not future.done():
+                future.set_exception(death)
 
 
 class Engine(Protocol):
     """Answers requests of several batches together; used from several threads."""
 
-    max_num_seqs: int
-    """Requests that run at once; a worker keeps about twice as many in the engine."""
-
     def prepare(self, request: Request) -> Any:
         """Render, tokenise and check a request ahead of time, in one thread; raises RowError."""
 
-    def submit(self, prepared: Sequence[Any]) -> "Future[list[Outcome]]":
-        """Take the prepared requests of a batch; the result has one outcome for each, in order, or raises EngineDead."""
+    def submit(self, prepared: Sequence[Any]) -> Ticket:
+        """Take the prepared requests of a batch; its outcomes come in their order, or EngineDead is raised there."""
 
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was in the engine."""
@@ -27,8 +53,11 @@ class Engine(Protocol):
         """What the engine resolved its options to, for the record."""
 
 
-def build_engine(config: BatchConfig, model_folder: str, device: Literal["cpu", "gpu"]) -> Engine:
-    """Load the configured engine; raises ConfigError where its options are refused."""
+def build_engine(config: BatchConfig, *, folder: str, revision: str | None, device: Literal["cpu", "gpu"]) -> Engine:
+    """Load the configured engine with the model in a folder, or at a revision of the hub.
+
+    Raises ConfigError where its options are refused.
+    """
     if isinstance(config.engine, EchoEngineConfig):
         from pipelines.engines.echo import EchoEngine
 
@@ -36,11 +65,4 @@ def build_engine(config: BatchConfig, model_folder: str, device: Literal["cpu", 
     # Importing vLLM takes tens of seconds, so only a process that runs it pays for it.
     from pipelines.engines.vllm import VllmEngine
 
-    return VllmEngine(
-        config.engine,
-        model=config.model,
-        prompt=config.prompt,
-        sampling=config.sampling,
-        folder=model_folder,
-        device=device,
-    )
+    return VllmEngine(config, folder=folder, revision=revision, device=device)

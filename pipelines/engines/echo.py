@@ -7,11 +7,12 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from pipelines.config import EchoEngineConfig, SamplingConfig
+from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import ErrorKind, RowError
 from pipelines.rows import Answer, Completion, Outcome, Request
@@ -30,7 +31,6 @@ class EchoEngine:
     """One word is one token; the answer is the prompt's first `max_tokens` words, `stop` if that is all of them."""
 
     def __init__(self, config: EchoEngineConfig, sampling: SamplingConfig):
-        self.max_num_seqs = config.max_num_seqs
         self._config = config
         self._sampling = sampling
         self._clock = FairClock()
@@ -48,9 +48,12 @@ class EchoEngine:
         refuse, die = self._config.refuse_text, self._config.die_text
         return _Prepared(words, refuse is not None and refuse in text, die is not None and die in text)
 
-    def submit(self, prepared: Sequence[_Prepared]) -> "Future[list[Outcome]]":
+    def submit(self, prepared: Sequence[_Prepared]) -> Ticket:
         """Answer a batch in a thread of its own."""
-        return self._pool.submit(self._answer, prepared)
+        ticket = Ticket(prepared)
+        if prepared:
+            self._pool.submit(self._answer, ticket)
+        return ticket
 
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was in the engine."""
@@ -58,9 +61,11 @@ class EchoEngine:
 
     def describe(self) -> dict[str, Any]:
         """The limits that a report shows."""
-        return {"max_num_seqs": self.max_num_seqs, "max_model_len": self._config.max_model_len}
+        return {"max_num_seqs": self._config.max_num_seqs, "max_model_len": self._config.max_model_len}
 
-    def _answer(self, prepared: Sequence[_Prepared]) -> list[Outcome]:
+    def _answer(self, ticket: Ticket) -> None:
+        prepared: Sequence[_Prepared] = ticket.prepared
+        ticket.admitted.set_result(None)
         if any(request.is_deadly for request in prepared):
             os._exit(1)
         mark = self._clock.start(len(prepared))
@@ -69,7 +74,8 @@ class EchoEngine:
         if step_s:
             time.sleep(step_s * max(lengths, default=0))
         share_s = self._clock.end(mark, len(prepared))
-        return [self._outcome(request, length, step_s, share_s) for request, length in zip(prepared, lengths, strict=True)]
+        for index, (request, length) in enumerate(zip(prepared, lengths, strict=True)):
+            ticket.settle(index, self._outcome(request, length, step_s, share_s))
 
     def _num_output_tokens(self, request: _Prepared) -> int:
         return min(len(request.words), self._sampling.max_tokens, self._config.max_model_len - len(request.words))

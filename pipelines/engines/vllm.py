@@ -8,17 +8,18 @@ import ast
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.config import ModelConfig, PromptConfig, SamplingConfig, VllmEngineConfig
+from pipelines.config import BatchConfig, VllmEngineConfig
+from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
-from pipelines.rows import Answer, Completion, Outcome, Request
+from pipelines.rows import Answer, Completion, Request
 from pipelines.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -64,51 +65,29 @@ def engine_options() -> set[str]:
     return {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A batch in the engine: its requests, and the outcomes that have come so far."""
-
-    prepared: Sequence[Any]
-    future: "Future[list[Outcome]]" = field(default_factory=Future)
-    next_index: int = 0
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-
-    def settle(self, index: int, outcome: Outcome) -> None:
-        self.outcomes[index] = outcome
-        if len(self.outcomes) == len(self.prepared):
-            self.future.set_result([self.outcomes[i] for i in range(len(self.prepared))])
-
-
 class VllmEngine:
     """One replica of the model. Raises ConfigError where vLLM refuses the options."""
 
-    def __init__(
-        self,
-        config: VllmEngineConfig,
-        *,
-        model: ModelConfig,
-        prompt: PromptConfig,
-        sampling: SamplingConfig,
-        folder: str,
-        device: Literal["cpu", "gpu"],
-    ):
+    def __init__(self, config: BatchConfig, *, folder: str, revision: str | None, device: Literal["cpu", "gpu"]):
+        assert isinstance(config.engine, VllmEngineConfig)
+        model = config.model
         self._options = {
             "use_tqdm_on_load": False,  # a progress bar in each of many workers' logs
             **(_CPU_OPTIONS if device == "cpu" else {}),
             "dtype": model.dtype,
             "max_model_len": model.max_model_len,
             "trust_remote_code": model.trust_remote_code,
-            "revision": model.revision if folder == model.path else None,
-            **config.kwargs,
+            "revision": revision,
+            **config.engine.kwargs,
             "model": folder,
             "disable_log_stats": False,
         }
-        self._prompt = prompt
-        self._sampling = sampling
+        self._prompt = config.prompt
+        self._sampling = config.sampling
         self._clock = FairClock()
-        self._inbox: queue.SimpleQueue[_Ticket] = queue.SimpleQueue()
-        self._waiting: dict[str, tuple[_Ticket, int, float]] = {}
-        self._admitting: _Ticket | None = None
+        self._inbox: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self._waiting: dict[str, tuple[Ticket, int, float]] = {}
+        self._entering: tuple[Ticket, Iterator[tuple[int, Any]]] | None = None
         self._num_requests = 0
         self._death: EngineDead | None = None
         ready: Future[None] = Future()
@@ -120,16 +99,19 @@ class VllmEngine:
         from vllm.exceptions import VLLMClientError
 
         renderer = self._engine.renderer
+        is_text = isinstance(request.prompt, str)
         try:
-            if isinstance(request.prompt, str):
+            if is_text:
                 (rendered,) = renderer.render_cmpl([{"prompt": request.prompt}])
             else:
                 _, (rendered,) = renderer.render_chat([request.prompt], self._chat_params)
         except VLLMClientError as error:
             raise _row_error(error) from None
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - templates and vLLM's parsers raise anything, asserts included, over one row
-            reason = f"{type(error).__name__}: {error}"
-            raise RowError(ErrorKind.INVALID_MESSAGES, f"the chat template cannot take the messages: {reason}") from None
+            what = "the tokenizer cannot take the text" if is_text else "the chat template cannot take the messages"
+            raise RowError(ErrorKind.INVALID_MESSAGES, f"{what}: {type(error).__name__}: {error}") from None
         num_tokens, most = len(rendered["prompt_token_ids"]), self._engine.vllm_config.model_config.max_model_len
         if num_tokens == 0:
             raise RowError(ErrorKind.EMPTY_PROMPT, "the prompt has no tokens")
@@ -137,18 +119,14 @@ class VllmEngine:
             raise RowError(ErrorKind.PROMPT_TOO_LONG, f"the prompt has {num_tokens} tokens and model.max_model_len={most}")
         return request.key, rendered
 
-    def submit(self, prepared: Sequence[Any]) -> "Future[list[Outcome]]":
+    def submit(self, prepared: Sequence[Any]) -> Ticket:
         """Queue a batch; its requests enter the engine as others leave it."""
-        ticket = _Ticket(prepared)
-        if self._death is not None:
-            ticket.future.set_exception(self._death)
-        elif not prepared:
-            ticket.future.set_result([])
-        else:
+        ticket = Ticket(prepared)
+        if prepared:
             self._inbox.put(ticket)
-            if self._death is not None:  # it died meanwhile, and may have emptied its inbox before
-                self._fail_all(self._death)
-        return ticket.future
+        if self._death is not None:  # nobody reads the inbox any more
+            self._fail_inbox(self._death)
+        return ticket
 
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was in the engine."""
@@ -158,7 +136,7 @@ class VllmEngine:
         """What vLLM resolved its options to."""
         config = self._engine.vllm_config
         return {
-            "max_num_seqs": self.max_num_seqs,
+            "max_num_seqs": self._max_num_seqs,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_model_len": config.model_config.max_model_len,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -184,7 +162,9 @@ class VllmEngine:
                         self._finish(output)
         except BaseException as error:  # noqa: BLE001 - raised again in every thread that waits for an answer
             self._death = EngineDead(f"vLLM's engine died: {type(error).__name__}: {error}")
-            self._fail_all(self._death)
+            for ticket in [ticket for ticket, _, _ in self._waiting.values()] + ([self._entering[0]] if self._entering else []):
+                ticket.fail(self._death)
+            self._fail_inbox(self._death)
 
     def _build(self) -> None:
         from vllm import SamplingParams
@@ -198,32 +178,35 @@ class VllmEngine:
         try:
             self._params = SamplingParams(**options, stop=list(self._sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY)
             config = EngineArgs(**self._options).create_engine_config(UsageContext.LLM_CLASS)
-        except (ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"vLLM refuses the options: {error}; see model.*, sampling.* and engine.kwargs") from None
-        self._engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS)
-        self.max_num_seqs = config.scheduler_config.max_num_seqs
+            self._engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS)
+        except (ValueError, TypeError, OSError) as error:  # a model length that does not fit the KV cache is found last
+            raise ConfigError(f"vLLM refuses the options: {error}; see model.*, sampling.* and engine.*") from None
+        self._max_num_seqs = config.scheduler_config.max_num_seqs
         self._chat_params = ChatParams(
             chat_template_kwargs={"add_generation_prompt": True, "tokenize": False, **self._prompt.chat_template_kwargs}
         )
 
     def _admit(self) -> None:
         """Move requests into the engine until it holds twice what it can run; wait only while it holds none."""
-        while len(self._waiting) < 2 * self.max_num_seqs:
-            if self._admitting is None:
+        while len(self._waiting) < 2 * self._max_num_seqs:
+            if self._entering is None:
                 try:
-                    self._admitting = self._inbox.get(block=not self._waiting)
+                    ticket = self._inbox.get(block=not self._waiting)
                 except queue.Empty:
                     return
-            self._add(self._admitting)
-            if self._admitting.next_index == len(self._admitting.prepared):
-                self._admitting = None
+                self._entering = ticket, iter(list(enumerate(ticket.prepared)))
+            ticket, requests = self._entering
+            request = next(requests, None)
+            if request is None:
+                self._entering = None
+                ticket.admitted.set_result(None)
+            else:
+                self._add(ticket, *request)
 
-    def _add(self, ticket: _Ticket) -> None:
+    def _add(self, ticket: Ticket, index: int, prepared: Any) -> None:
         from vllm.exceptions import VLLMClientError
 
-        index = ticket.next_index
-        ticket.next_index += 1
-        key, rendered = ticket.prepared[index]
+        key, rendered = prepared
         self._num_requests += 1
         request_id = f"{key}-{self._num_requests}"  # a retried batch must not meet its own earlier requests
         try:
@@ -234,19 +217,20 @@ class VllmEngine:
         self._waiting[request_id] = (ticket, index, self._clock.start())
 
     def _finish(self, output: "RequestOutput") -> None:
+        reasons = {one.finish_reason for one in output.outputs}
+        if "abort" in reasons:  # we abort nothing, so the engine is being shut down, and its texts are cut short
+            raise RuntimeError("vLLM aborted the requests that it held")
         ticket, index, mark = self._waiting.pop(output.request_id)
-        ticket.settle(index, _answer(output, self._clock.end(mark)))
+        share_s = self._clock.end(mark)
+        if "error" in reasons:
+            ticket.settle(index, RowError(ErrorKind.ENGINE_ERROR, "vLLM gave the request up (finish_reason=error)"))
+        else:
+            ticket.settle(index, _answer(output, share_s))
 
-    def _fail_all(self, death: EngineDead) -> None:
-        tickets = {id(ticket): ticket for ticket, _, _ in self._waiting.values()}
-        if self._admitting is not None:
-            tickets[id(self._admitting)] = self._admitting
-        while not self._inbox.empty():
-            ticket = self._inbox.get()
-            tickets[id(ticket)] = ticket
-        for ticket in tickets.values():
-            if not ticket.future.done():
-                ticket.future.set_exception(death)
+    def _fail_inbox(self, death: EngineDead) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait().fail(death)
 
 
 def _answer(output: "RequestOutput", engine_s: float) -> Answer:

@@ -13,7 +13,8 @@ from pipelines.errors import ErrorKind, RowError
 from pipelines.rows import Batch, Block, Row
 from pipelines.storage import arrow_file_system, file_system
 
-DECODE_ROWS = 4096  # rows decoded at a time: bounds memory whatever the row group's size
+DECODE_ROWS = 4096  # rows decoded at a time
+BUFFER_BYTES = 8 * 2**20  # bytes read at a time: without it, a whole column of the row group is held in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
 def tables(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[Batch, pa.Table]]:
     """Yield each batch with its rows of the given columns, those that the file has."""
     fs, path = file_system(batches[0].spooled or batches[0].source)
-    with pq.ParquetFile(path, filesystem=arrow_file_system(fs)) as file:
+    with pq.ParquetFile(path, filesystem=arrow_file_system(fs), buffer_size=BUFFER_BYTES) as file:
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = [0, *accumulate(sizes)]
         first_group = bisect_right(starts, batches[0].first_row) - 1

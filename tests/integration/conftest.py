@@ -66,7 +66,9 @@ def ray_address() -> Iterator[str]:
     )
     head = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert head.stdin is not None and head.stdout is not None
-    yield head.stdout.readline().strip()
+    address = head.stdout.readline().strip()
+    assert address, "the Ray cluster did not start"
+    yield address
     head.stdin.close()
     head.wait(60)
 

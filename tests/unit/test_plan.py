@@ -254,31 +254,51 @@ def test_every_pending_batch_is_in_exactly_one_shard(files: list[list[int | None
     pending = batches.take(pa.array(range(0, len(batches), keep_every), pa.int64()))
     shards = shards_of(pending, num_workers)
     assert [batch for shard in shards for batch in shard] == [Batch(**line) for line in pending.to_pylist()]
-    assert all(len({batch.source for batch in shard}) == 1 for shard in shards)
-    assert all(len(shard) == 1 for shard in shards[-2 * num_workers :])
-    assert len(shards) >= min(len(pending), 8 * num_workers)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_a_large_row_group_is_cut_into_at_most_8_shards_and_the_single_batches_at_the_end(num_workers: int) -> None:
-    num_groups = 2 * num_workers
-    shards = shards_of(planned([1000] * num_groups), num_workers)
-    shared = [shard for shard in shards if len(shard) > 1]
-    starts = [shard[0].row_group for shard in shared]
-    assert all(starts.count(group) <= 8 for group in range(num_groups))
-    assert len(shards) - len(shared) <= 2 * num_workers + num_groups
+def decodes(shards: list[list[Batch]]) -> float:
+    """How often each batch is decoded on average: a shard decodes a row group from its start up to the shard's own end."""
+    firsts: dict[tuple[str, int | None], int] = {}
+    decoded = 0
+    for shard in shards:
+        ends = {(batch.source, batch.row_group): batch.first_row for batch in shard}
+        for batch in shard:
+            firsts.setdefault((batch.source, batch.row_group), batch.first_row)
+        decoded += sum(end - firsts[group] + 1 for group, end in ends.items())
+    return decoded / sum(len(shard) for shard in shards)
 
 
-def test_small_row_groups_share_a_shard() -> None:
-    shards = shards_of(planned([1] * 6400), 2)
-    assert {len(shard) for shard in shards[:-5]} == {64}
+@pytest.mark.parametrize(
+    ("num_groups", "num_workers", "most"), [(1, 1, 4.5), (1, 2, 4.5), (1, 8, 17), (4, 8, 4.5), (100, 64, 4.5)]
+)
+def test_a_row_group_of_many_batches_is_decoded_a_bounded_number_of_times(
+    num_groups: int, num_workers: int, most: float
+) -> None:
+    shards = shards_of(planned([4000] * num_groups), num_workers)
+    assert decodes(shards) <= most + 0.1
+    assert decodes([[batch] for shard in shards for batch in shard]) == pytest.approx(2000.5)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3, 16, 100])
 def test_one_row_group_is_enough_work_for_every_worker(num_workers: int) -> None:
     shards = shards_of(planned([10_000]), num_workers)
+    assert len(shards) >= max(8, 4 * num_workers * 0.95)
+    assert max(len(shard) for shard in shards) <= -(-10_000 // max(8, 4 * num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+@pytest.mark.parametrize("files", [[[None]] * 5000, [[5] * 1000], [[3]] * 2000])
+def test_the_last_batches_travel_alone_and_every_worker_has_several_shards(
+    files: list[list[int | None]], num_workers: int
+) -> None:
+    shards = shards_of(planned(*files), num_workers)
+    assert all(len(shard) == 1 for shard in shards[-2 * num_workers :])
     assert len(shards) >= 8 * num_workers
-    assert max(len(shard) for shard in shards) <= 10_000 / (8 * num_workers)
+
+
+def test_small_row_groups_and_small_files_share_a_shard() -> None:
+    for files in ([[1] * 6400], [[None]] * 6400):
+        assert {len(shard) for shard in shards_of(planned(*files), 2)[:-5]} == {64}
 
 
 def test_few_batches_travel_one_by_one() -> None:

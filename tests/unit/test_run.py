@@ -3,13 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
+from pipelines.batch import check_engine, open_plan
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError
-from pipelines.run import fingerprint_of, identity_of, open_run, run_folder
+from pipelines.parts import part_name
+from pipelines.run import find_run, fingerprint_of, identity_of, open_run, run_folder
 from pipelines.sources import list_sources
+from pipelines.storage import Folder
 
 Config = Callable[..., BatchConfig]
 
@@ -69,7 +74,8 @@ def test_a_changed_input_file_changes_the_fingerprint(
 
 def test_another_run_in_the_folder_is_refused_with_a_diff(batch_config: Config, command: list[str]) -> None:
     config = batch_config(*command)
-    open_run(config, list_sources(config.input))
+    run = open_run(config, list_sources(config.input))
+    run.folder.write(part_name(0), b"an answer")
     other = batch_config(*command, "sampling.max_tokens=5", "prompt.system=Short.")
     with pytest.raises(ConfigError) as refusal:
         open_run(other, list_sources(other.input))
@@ -77,6 +83,62 @@ def test_another_run_in_the_folder_is_refused_with_a_diff(batch_config: Config, 
     assert "sampling.max_tokens: 128 in the folder, 5 now" in message
     assert 'prompt.system: null in the folder, "Short." now' in message
     assert "output.on_existing=replace" in message
+
+
+def test_a_changed_input_is_named(batch_config: Config, command: list[str], jsonl: Callable[..., Path]) -> None:
+    config = batch_config(*command)
+    sources = list_sources(config.input)
+    run = open_run(config, sources)
+    open_plan(config, sources, run.folder)
+    run.folder.write(part_name(0), b"an answer")
+    changed = jsonl([{"id": "a", "prompt": "another"}])
+    with pytest.raises(ConfigError, match=f"{changed}: changed since the run was planned"):
+        open_run(config, list_sources(config.input))
+
+
+def test_a_first_try_that_answered_nothing_does_not_lock_the_folder(batch_config: Config, command: list[str]) -> None:
+    mistyped = batch_config(*command, "sampling.max_tokens=12")
+    open_run(mistyped, list_sources(mistyped.input))
+    config = batch_config(*command)
+    run = open_run(config, list_sources(config.input))
+    assert run.is_new
+    assert json.loads(run.folder.read("run.json"))["fingerprint"] == run.fingerprint
+
+
+def test_a_run_counts_in_one_currency(batch_config: Config, command: list[str]) -> None:
+    config = batch_config(*command)
+    open_run(config, list_sources(config.input))
+    with pytest.raises(ConfigError, match=r"pricing\.currency=JPY, but .* counts in USD"):
+        open_run(batch_config(*command, "pricing.currency=JPY"), list_sources(config.input))
+
+
+def test_a_run_inside_its_own_input_is_refused(batch_config: Config, command: list[str], tmp_path: Path) -> None:
+    inside = batch_config(*command, f"input.path={tmp_path}", f"output.path={tmp_path / 'runs' / 'one'}")
+    with pytest.raises(ConfigError, match=r"lies in input\.path"):
+        find_run(inside, list_sources(inside.input))
+
+
+def test_replacing_a_run_takes_its_success_first_and_its_identity_last(tmp_path: Path) -> None:
+    class Interrupted(LocalFileSystem):
+        """Stops after two deletions, as a kill would."""
+
+        cachable = False
+        left = 2
+
+        def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().rm(path, recursive, maxdepth)
+
+    folder = Folder(str(tmp_path / "run"))
+    for name in ("_SUCCESS", "run.json", "results/part-00000000.parquet", "plan/plan.parquet"):
+        folder.write(name, b"x")
+    folder.__dict__["_place"] = (Interrupted(), folder.path())
+    with pytest.raises(KeyboardInterrupt):
+        folder.remove(first="_SUCCESS", last="run.json")
+    assert not (tmp_path / "run" / "_SUCCESS").exists()
+    assert (tmp_path / "run" / "run.json").exists()
 
 
 def test_an_existing_run_is_resumed_refused_or_replaced(batch_config: Config, command: list[str], tmp_path: Path) -> None:
@@ -111,10 +173,8 @@ def test_without_a_path_the_folder_follows_from_the_identity(batch_config: Confi
     assert name == f"runs/rows-{fingerprint(config)[:10]}"
 
 
-def test_no_secret_enters_the_record(
-    batch_config: Config, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    config = batch_config(*command)
-    open_run(config, list_sources(config.input))
-    assert "hf_very_secret" not in (tmp_path / "run" / "run.json").read_text()
+def test_a_token_is_no_setting_and_is_not_repeated(batch_config: Config, command: list[str]) -> None:
+    config = batch_config(*command, "engine=vllm", "engine.kwargs.hf_token=hf_secret")
+    with pytest.raises(ConfigError, match="HF_TOKEN") as refusal:
+        check_engine(config)
+    assert "hf_secret" not in str(refusal.value)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import worker
 from pipelines.batch import open_plan
 from pipelines.config import BatchConfig
-from pipelines.errors import ExitCode, RunFailed
+from pipelines.engines import Ticket
+from pipelines.errors import ConfigError, EngineDead, ExitCode, RunFailed
+from pipelines.heartbeat import deaths
 from pipelines.parts import committed, part_name
 from pipelines.plan import Plan, make_shards
+from pipelines.rows import Request
 from pipelines.run import Run, begin_attempt, open_run
 from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.sources import list_sources
+from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary, verify
 from pipelines.worker import Job, Worker
 
@@ -43,23 +49,25 @@ def answer(config: BatchConfig, *, most_shards: int | None = None) -> tuple[Run,
     plan = open_plan(config, sources, run.folder)
     begin_attempt(run)
     reported: list[dict[str, Any]] = []
+    shards = make_shards(plan.without(committed(run.folder)), num_workers=1)[:most_shards]
+    asyncio.run(hand(config, run, plan, shards, reported))
+    return run, plan, reported
+
+
+async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table], reported: list[dict[str, Any]]) -> None:
+    """Hand shards to a new worker, all at once, as Ray does."""
     job = Job(
         config=config,
         run=run.folder,
         attempt=run.attempt,
         carried=plan.carried,
-        rows_per_batch=10,
+        fingerprint=run.fingerprint,
+        model_revision=None,
         device="cpu",
         num_accelerators=1,
     )
-
-    async def work() -> None:
-        worker = Worker(job, reported.append)
-        shards = make_shards(plan.without(committed(run.folder)), num_workers=1)[:most_shards]
-        await asyncio.gather(*(worker(shard) for shard in shards))
-
-    asyncio.run(work())
-    return run, plan, reported
+    one = Worker(job, reported.append)
+    await asyncio.gather(*(one(shard) for shard in shards))
 
 
 def results(run: Run) -> list[dict[str, Any]]:
@@ -126,7 +134,7 @@ def test_a_resumed_run_answers_only_what_is_missing_and_gives_the_same_rows(
     assert summary.num_attempts == 2
     assert sorted(row["id"] for row in results(run)) == sorted(f"r{i}" for i in range(95))
     assert run.is_finished
-    assert read_summary(run) == summary
+    assert read_summary(run, config) == summary
 
 
 def test_statistics_have_their_schema_and_add_up(batch_config: Config, jsonl: Callable[..., Path], run_url: str) -> None:
@@ -186,7 +194,9 @@ def test_verify_names_a_missing_a_foreign_and_a_wrong_part(
     with pytest.raises(RunFailed, match=r"1 of 3 batches have no part, the first is results/part-00000001\.parquet"):
         verify(run, plan)
     run.folder.write(part_name(1), run.folder.read(part_name(2)))
-    with pytest.raises(RunFailed, match=r"part-00000001\.parquet does not match the plan: batch 2"):
+    with pytest.raises(
+        RunFailed, match=r"part-00000001\.parquet does not match the plan: batch_id 2 instead of 1, first_row 20 instead of 10"
+    ):
         verify(run, plan)
     run.folder.write(part_name(1), whole[: len(whole) // 2])
     with pytest.raises(RunFailed, match=r"part-00000001\.parquet cannot be read"):
@@ -195,6 +205,131 @@ def test_verify_names_a_missing_a_foreign_and_a_wrong_part(
     run.folder.write(part_name(7), whole)
     with pytest.raises(RunFailed, match=r"1 parts are in no plan, the first is results/part-00000007\.parquet"):
         verify(run, plan)
+
+
+def test_a_part_of_another_run_is_never_counted(batch_config: Config, jsonl: Callable[..., Path], run_url: str) -> None:
+    """A worker that outlived its run may commit into the run that replaced it."""
+    command = echo(jsonl([{"id": str(i), "prompt": "one two three"} for i in range(30)]), run_url)
+    run, _, _ = answer(batch_config(*command, "sampling.max_tokens=1"))
+    late = run.folder.read(part_name(1))
+    run, plan, _ = answer(batch_config(*command, "output.on_existing=replace"))
+    run.folder.write(part_name(1), late)
+    with pytest.raises(RunFailed, match=r"part-00000001\.parquet belongs to another run"):
+        verify(run, plan)
+
+
+def test_a_shard_that_is_handed_on_is_not_answered_twice(
+    batch_config: Config, jsonl: Callable[..., Path], run_url: str
+) -> None:
+    """What Ray does with the shards of a dead worker."""
+    config = batch_config(*echo(jsonl([{"id": str(i), "prompt": "hi"} for i in range(60)]), run_url))
+    run, plan, first = answer(config, most_shards=3)
+    again: list[dict[str, Any]] = []
+    asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), again))
+    assert sorted(line["batch_id"] for line in first + again) == list(range(plan.num_batches))
+
+
+def test_an_input_that_changed_after_planning_stops_the_worker(
+    batch_config: Config, jsonl: Callable[..., Path], run_url: str
+) -> None:
+    config = batch_config(*echo(jsonl([{"id": str(i), "prompt": "hi"} for i in range(30)]), run_url))
+    run, plan, _ = answer(config, most_shards=0)
+    jsonl([{"id": str(i), "prompt": "ho"} for i in range(31)])
+    with pytest.raises(RunFailed, match="changed since the run was planned"):
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+    assert not committed(run.folder)
+
+
+def test_a_folder_that_is_another_one_on_the_workers_node_is_refused(
+    batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "run")))
+    run, plan, _ = answer(config, most_shards=0)
+    elsewhere = replace(run, folder=Folder(str(tmp_path / "elsewhere")))
+    with pytest.raises(ConfigError, match=r"is another folder on the node"):
+        asyncio.run(hand(config, elsewhere, plan, make_shards(plan.batches, num_workers=1), []))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_commit_that_fails_is_reported_as_what_it_is(
+    batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = batch_config(*echo(jsonl([{"id": str(i), "prompt": "hi"} for i in range(100)]), str(tmp_path / "run")))
+    run, plan, _ = answer(config, most_shards=0)
+    (tmp_path / "run" / "results").write_text("a file where the folder should be")
+    with pytest.raises(FileExistsError):
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+
+
+def test_rows_with_several_answers_count_all_their_tokens(
+    batch_config: Config, jsonl: Callable[..., Path], run_url: str
+) -> None:
+    config = batch_config(
+        *echo(jsonl([{"id": "a", "prompt": "one two three"}]), run_url),
+        "sampling=creative", "sampling.n=2", "engine.seconds_per_token=0.01",
+    )  # fmt: skip
+    run, plan, _ = answer(config)
+    summary = finish(run, plan, config)
+    (row,) = results(run)
+    assert (row["num_output_tokens"], len(row["completions"])) == (6, 1)
+    (batch,) = read(run, "stats/batches.parquet").to_pylist()
+    assert batch["time_per_output_token_s_p50"] == pytest.approx(0.02 / 5)
+    assert summary.latencies["time_per_output_token_s"].p50 == pytest.approx(0.02 / 5)
+
+
+def test_a_finished_run_is_judged_by_the_error_budget_of_now(
+    batch_config: Config, jsonl: Callable[..., Path], run_url: str
+) -> None:
+    command = echo(jsonl([{"id": "a", "prompt": "hi"}, {"id": "b", "prompt": None}]), run_url)
+    config = batch_config(*command)
+    run, plan, _ = answer(config)
+    assert finish(run, plan, config).exit_code == ExitCode.ROWS_FAILED
+    assert read_summary(run, batch_config(*command, "errors.max_failed_fraction=0.5")).exit_code == ExitCode.OK
+
+
+def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
+    batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DeadEngine:
+        """Takes a batch and dies."""
+
+        def prepare(self, request: Request) -> Request:
+            return request
+
+        def submit(self, prepared: list[Request]) -> Ticket:
+            ticket = Ticket(prepared)
+            ticket.fail(EngineDead("CUDA error: an illegal memory access was encountered"))
+            return ticket
+
+        def busy_s(self) -> float:
+            return 0.0
+
+        def describe(self) -> dict[str, Any]:
+            return {}
+
+    class Ended(Exception):
+        """Stands for the end of the process."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "run")))
+    run, plan, _ = answer(config, most_shards=0)
+    monkeypatch.setattr(worker, "build_engine", lambda *arguments, **options: DeadEngine())
+    monkeypatch.setattr(worker.os, "_exit", end)
+    with pytest.raises(Ended):
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+    assert deaths(run.folder, attempt=1) == ["CUDA error: an illegal memory access was encountered"]
+
+
+def test_what_killed_writers_left_is_swept_by_a_finished_run(
+    batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "run")))
+    run, plan, _ = answer(config)
+    (tmp_path / "run" / "results" / ".part-00000000.parquet.abc.tmp").write_bytes(b"half")
+    finish(run, plan, config)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 def test_a_worker_notes_down_its_cost_before_its_first_batch(

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with stop_on_signal():
             settings = compose_settings("batch", [*options.overrides, *overrides], options.config_dir)
-            config = parse_config({**settings, "dry_run": options.dry_run or settings.get("dry_run")})
+            if options.dry_run:
+                settings["dry_run"] = True
+            config = parse_config(settings)
             return _dry_run(config, settings) if config.dry_run else _run(config)
     except ConfigError as error:
         return _end(ExitCode.BAD_CONFIG, str(error))

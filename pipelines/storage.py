@@ -62,7 +62,7 @@ def arrow_file_system(fs: Any) -> pafs.FileSystem:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder whose files appear whole or not at all. Cheap to send to another process."""
+    """A folder whose files appear whole or not at all (elsewhere than on local disks: by one PUT). Cheap to send along."""
 
     url: str
 

@@ -16,9 +16,11 @@ from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, RunFailed
 from pipelines.heartbeat import deaths
 from pipelines.placement import Placement, check_fits, place
+from pipelines.plan import batches_of
 from pipelines.worker import Job, Worker
 
-_SHARDS_AT_ONCE = 8  # per worker; within them, the worker itself bounds the batches in flight
+_BATCHES_AT_ONCE = 16  # handed to a worker, which itself bounds those that it works on
+_SHARDS_AT_ONCE = 4  # at least: a shard is done when its longest answer is, and the engine must not wait for that
 _INIT_DEATHS = 3  # actors that may die while loading, one after the other, before the job gives up
 
 
@@ -70,6 +72,7 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
+    at_once = shards_at_once([len(batches_of(shard)) for shard in shards], most)
     # Not from_arrow: it asks remote tasks for the schema of each table, and the first of them wait for processes to start.
     items = [line for shard in shards for line in shard.to_pylist()]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
@@ -80,8 +83,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         compute=ActorPoolStrategy(
             min_size=min(settings.workers, len(shards)),
             max_size=min(most, len(shards)),
-            max_tasks_in_flight_per_actor=_SHARDS_AT_ONCE,
-            max_concurrent_calls_per_actor=_SHARDS_AT_ONCE,
+            max_tasks_in_flight_per_actor=at_once,
+            max_concurrent_calls_per_actor=at_once,
         ),
         num_cpus=job.config.cluster.cpus_per_worker,
         num_gpus=placement.num_accelerators if placement.device == "gpu" else 0,
@@ -97,8 +100,15 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         raise _cause(error, deaths(job.run, job.attempt)) from error
 
 
-def _cause(error: BaseException, deaths: Sequence[str]) -> Exception:
+def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
+    """How many shards a worker is handed at a time: enough to fill it, and no more than its fair share of all."""
+    enough = max(_SHARDS_AT_ONCE, _BATCHES_AT_ONCE // max(sizes))
+    return max(1, min(enough, -(-len(sizes) // num_workers)))
+
+
+def _cause(error: BaseException, reasons: Sequence[str]) -> Exception:
     """Find in a chain of Ray's errors the one of ours, else say why engines died, else what Ray says in one line."""
+    is_death = isinstance(error, ray.exceptions.RayActorError)
     seen: BaseException | None = error
     while seen is not None:
         for one in (seen, getattr(seen, "cause", None)):
@@ -107,8 +117,12 @@ def _cause(error: BaseException, deaths: Sequence[str]) -> Exception:
                     return kind(*one.args)
         seen = seen.__cause__ or seen.__context__
     lines = [line for line in str(error).splitlines() if line.strip()]
-    reason = deaths[-1] if deaths else lines[-1] if lines else type(error).__name__
-    return RunFailed(f"workers failed more often than cluster.worker_restarts allows, last: {reason}")
+    said = lines[-1] if lines else type(error).__name__
+    if is_death:
+        return RunFailed(
+            f"workers died more often than cluster.worker_restarts allows, last: {reasons[-1] if reasons else said}"
+        )
+    return RunFailed(f"a worker could not go on: {said}")
 
 
 def _quieten() -> None:

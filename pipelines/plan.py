@@ -28,7 +28,7 @@ _SPOOL_THREADS = 4
 _JSONL_STRIDE = 16  # every automatic batch size is a multiple of it
 _SHARDS_PER_ROW_GROUP = 8  # more only where workers outnumber row groups; then 4 for each worker
 _MAX_BATCHES_PER_SHARD = 64
-_SHARDS_PER_WORKER = 8
+_SHARDS_PER_WORKER = 16
 _SHARD = pa.schema([("batches", pa.list_(pa.struct(list(PLAN))))])
 
 

@@ -194,7 +194,7 @@ class VllmEngine:
                     ticket = self._inbox.get(block=not self._waiting)
                 except queue.Empty:
                     return
-                self._entering = ticket, iter(list(enumerate(ticket.prepared)))
+                self._entering = ticket, iter(enumerate(ticket.prepared))
             ticket, requests = self._entering
             request = next(requests, None)
             if request is None:
@@ -211,7 +211,7 @@ class VllmEngine:
         request_id = f"{key}-{self._num_requests}"  # a retried batch must not meet its own earlier requests
         try:
             self._engine.add_request(request_id, rendered, self._params, arrival_time=time.time())
-        except VLLMClientError as error:
+        except (VLLMClientError, ValueError, TypeError) as error:
             ticket.settle(index, _row_error(error))
             return
         self._waiting[request_id] = (ticket, index, self._clock.start())

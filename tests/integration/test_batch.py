@@ -102,7 +102,7 @@ def test_a_driver_killed_twice_and_rerun_loses_and_repeats_nothing(
 ) -> None:
     command = echo(jsonl(rows(400)))
     for enough in (2, 20):
-        process = fournee.start(*command, "engine.seconds_per_token=0.1")
+        process = fournee.start(*command, "engine.seconds_per_token=0.3")
         wait_until(lambda enough=enough: len(fournee.parts()) >= enough, process)
         process.kill()
         process.communicate()
@@ -119,7 +119,7 @@ def test_a_driver_killed_twice_and_rerun_loses_and_repeats_nothing(
 
 
 def test_a_killed_worker_costs_at_most_what_it_had_in_flight(fournee: Fournee, jsonl: Jsonl, wait_until: WaitUntil) -> None:
-    process = fournee.start(*echo(jsonl(rows(400)), "engine.seconds_per_token=0.1"))
+    process = fournee.start(*echo(jsonl(rows(400)), "engine.seconds_per_token=0.3"))
     wait_until(lambda: len(fournee.parts()) >= 10, process)
     (beat,) = (json.loads(path.read_text()) for path in fournee.folder.glob("attempts/worker-*.json"))
     before = fournee.parts()
@@ -139,7 +139,7 @@ def test_a_stop_is_clean_says_how_to_resume_and_is_resumed(
     fournee: Fournee, jsonl: Jsonl, wait_until: WaitUntil, how: signal.Signals
 ) -> None:
     command = echo(jsonl(rows(400)))
-    process = fournee.start(*command, "engine.seconds_per_token=0.1")
+    process = fournee.start(*command, "engine.seconds_per_token=0.3")
     wait_until(lambda: len(fournee.parts()) >= 3, process)
     process.send_signal(how)
     _, err = process.communicate(timeout=60)

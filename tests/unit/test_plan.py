@@ -293,7 +293,7 @@ def test_the_last_batches_travel_alone_and_every_worker_has_several_shards(
 ) -> None:
     shards = shards_of(planned(*files), num_workers)
     assert all(len(shard) == 1 for shard in shards[-2 * num_workers :])
-    assert len(shards) >= 8 * num_workers
+    assert len(shards) >= 16 * num_workers
 
 
 def test_small_row_groups_and_small_files_share_a_shard() -> None:

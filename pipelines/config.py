@@ -29,6 +29,10 @@ TextOrList = Annotated[
 ]
 
 
+Device = Literal["cpu", "gpu"]
+"""What an engine runs on."""
+
+
 class Strict(BaseModel):
     """A frozen group of settings: an unknown key or a value of another type is an error, never a guess."""
 

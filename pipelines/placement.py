@@ -5,14 +5,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from pipelines.config import BatchConfig, VllmEngineConfig
+from pipelines.config import BatchConfig, Device, VllmEngineConfig
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
-
-Device = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)

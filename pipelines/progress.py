@@ -52,7 +52,7 @@ class BoardTally:
         self._board.add.remote(statistics["worker"], {name: statistics[name] for name in _SUMMED})
 
 
-class Ledger:
+class Pace:
     """What has been done in this attempt, and how fast."""
 
     def __init__(self, total_rows: int, done_rows: int, num_workers: int, cost_per_worker_s: float):
@@ -98,10 +98,10 @@ class Ledger:
 def progress(config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_worker_s: float) -> Iterator[BoardTally]:
     """Show progress during the block; workers report to the tally that it gives."""
     board = _Board.remote()  # type: ignore[attr-defined]
-    ledger = Ledger(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
+    pace = Pace(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
     done = threading.Event()
     show = _show_live if Console(stderr=True).is_terminal else _show_lines
-    thread = threading.Thread(target=show, args=(config, ledger, board, done), name="progress", daemon=True)
+    thread = threading.Thread(target=show, args=(config, pace, board, done), name="progress", daemon=True)
     thread.start()
     try:
         yield BoardTally(board)
@@ -110,28 +110,28 @@ def progress(config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_w
         thread.join()
 
 
-def _show_live(config: BatchConfig, ledger: Ledger, board: ActorHandle, done: threading.Event) -> None:
+def _show_live(config: BatchConfig, pace: Pace, board: ActorHandle, done: threading.Event) -> None:
     columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=ledger.total_rows)
-        for _ in _fetch(ledger, board, done):
-            bar.update(task, completed=ledger.done_rows, description=ledger.describe(config.pricing.currency))
+        task = bar.add_task("", total=pace.total_rows)
+        for _ in _fetch(pace, board, done):
+            bar.update(task, completed=pace.done_rows, description=pace.describe(config.pricing.currency))
 
 
-def _show_lines(config: BatchConfig, ledger: Ledger, board: ActorHandle, done: threading.Event) -> None:
+def _show_lines(config: BatchConfig, pace: Pace, board: ActorHandle, done: threading.Event) -> None:
     last = time.perf_counter()
-    for is_last in _fetch(ledger, board, done):
+    for is_last in _fetch(pace, board, done):
         if is_last or time.perf_counter() - last >= config.progress_interval_s:
             last = time.perf_counter()
-            logger.info("%s", ledger.describe(config.pricing.currency))
+            logger.info("%s", pace.describe(config.pricing.currency))
 
 
-def _fetch(ledger: Ledger, board: ActorHandle, done: threading.Event) -> Iterator[bool]:
+def _fetch(pace: Pace, board: ActorHandle, done: threading.Event) -> Iterator[bool]:
     """Fetch what was committed, twice a second and once more at the end; yields whether that was the end."""
     while True:
         is_last = done.wait(_POLL_S)
         try:
-            ledger.update(ray.get(board.totals.remote(), timeout=_PATIENCE_S))
+            pace.update(ray.get(board.totals.remote(), timeout=_PATIENCE_S))
         except ray.exceptions.GetTimeoutError:
             logger.debug("the board did not answer within %s s", _PATIENCE_S)
         except ray.exceptions.RayError:

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.config import BatchConfig, Device, EchoEngineConfig
 from pipelines.engines import Ticket, build_engine
 from pipelines.errors import ConfigError, EngineDead, RowError
 from pipelines.heartbeat import Heartbeat
@@ -59,7 +59,7 @@ class Job:
     fingerprint: str
     model_revision: str | None
     carried: pa.Schema
-    device: Literal["cpu", "gpu"]
+    device: Device
     num_accelerators: int
 
 

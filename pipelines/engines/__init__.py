@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.config import BatchConfig, Device, EchoEngineConfig
 from pipelines.errors import EngineDead
 from pipelines.rows import Outcome, Request
 
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """What the engine resolved its options to, for the record."""
 
 
-def build_engine(config: BatchConfig, *, folder: str, revision: str | None, device: Literal["cpu", "gpu"]) -> Engine:
+def build_engine(config: BatchConfig, *, folder: str, revision: str | None, device: Device) -> Engine:
     """Load the configured engine with the model in a folder, or at a revision of the hub.
 
     Raises ConfigError where its options are refused.

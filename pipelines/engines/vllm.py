@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pipelines.config import BatchConfig, VllmEngineConfig
+from pipelines.config import BatchConfig, Device, VllmEngineConfig
 from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
@@ -68,7 +68,7 @@ def engine_options() -> set[str]:
 class VllmEngine:
     """One replica of the model. Raises ConfigError where vLLM refuses the options."""
 
-    def __init__(self, config: BatchConfig, *, folder: str, revision: str | None, device: Literal["cpu", "gpu"]):
+    def __init__(self, config: BatchConfig, *, folder: str, revision: str | None, device: Device):
         assert isinstance(config.engine, VllmEngineConfig)
         model = config.model
         self._options = {

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,11 @@ from pipelines.errors import ConfigError, RunFailed
 from pipelines.heartbeat import deaths
 from pipelines.placement import Placement, check_fits, place
 from pipelines.plan import batches_of
-from pipelines.worker import Job, Worker
+from pipelines.worker import Job, Worker, raise_failure
 
 _BATCHES_AT_ONCE = 16  # handed to a worker, which itself bounds those that it works on
 _SHARDS_AT_ONCE = 4  # at least: a shard is done when its longest answer is, and the engine must not wait for that
+_GROW_WHEN_BUSY = 0.75  # of the shards that all workers together are handed at a time
 _INIT_DEATHS = 3  # actors that may die while loading, one after the other, before the job gives up
 
 
@@ -70,6 +72,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         context.issue_detectors_config.detectors = []  # they take a worker with a model in its memory for a fault
     context.execution_no_progress_timeout_s = -1  # loading and queueing for GPUs may take longer than Ray's 30 minutes
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
+    # A worker is handed no more shards than it works on, so the pool is never more than 100 % busy, where Ray would grow it.
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = _GROW_WHEN_BUSY
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
     at_once = shards_at_once([len(batches_of(shard)) for shard in shards], most)
@@ -94,10 +98,10 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         max_task_retries=settings.worker_restarts,
     )
     try:
-        for _ in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            pass
+        for summary in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+            raise_failure(summary)
     except ray.exceptions.RayError as error:
-        raise _cause(error, deaths(job.run, job.attempt)) from error
+        raise _explained(error, deaths(job.run, job.attempt)) from error
 
 
 def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
@@ -106,19 +110,11 @@ def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
     return max(1, min(enough, -(-len(sizes) // num_workers)))
 
 
-def _cause(error: BaseException, reasons: Sequence[str]) -> Exception:
-    """Find in a chain of Ray's errors the one of ours, else say why engines died, else what Ray says in one line."""
-    is_death = isinstance(error, ray.exceptions.RayActorError)
-    seen: BaseException | None = error
-    while seen is not None:
-        for one in (seen, getattr(seen, "cause", None)):
-            for kind in (ConfigError, RunFailed):
-                if isinstance(one, kind):
-                    return kind(*one.args)
-        seen = seen.__cause__ or seen.__context__
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    said = lines[-1] if lines else type(error).__name__
-    if is_death:
+def _explained(error: ray.exceptions.RayError, reasons: Sequence[str]) -> RunFailed:
+    """Say in one line why engines died, or what Ray or a fault of our own says at the end of its stack trace."""
+    raised = re.findall(r"^(?!ray\.exceptions)[A-Za-z_][\w.]*: .+", str(error), re.MULTILINE)
+    said = raised[-1] if raised else str(error).strip().partition("\n")[0] or type(error).__name__
+    if isinstance(error, ray.exceptions.RayActorError):
         return RunFailed(
             f"workers died more often than cluster.worker_restarts allows, last: {reasons[-1] if reasons else said}"
         )

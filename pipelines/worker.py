@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pipelines.config import BatchConfig, Device, EchoEngineConfig
 from pipelines.engines import Ticket, build_engine
-from pipelines.errors import ConfigError, EngineDead, RowError
+from pipelines.errors import ConfigError, EngineDead, RowError, RunFailed
 from pipelines.heartbeat import Heartbeat
 from pipelines.model import model_folder
 from pipelines.parts import Origin, Timing, commit, part_name, request_key, result_table, statistics_of
@@ -37,7 +37,16 @@ from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
 
-_SUMMARY = pa.schema([("batch_id", pa.int64()), ("num_ok", pa.int64()), ("num_failed", pa.int64())])
+_SUMMARY = pa.schema(
+    [
+        ("batch_id", pa.int64()),
+        ("num_ok", pa.int64()),
+        ("num_failed", pa.int64()),
+        ("failure", pa.string()),  # instead of a batch: why the worker cannot go on, a name in _FAILURES and a message
+        ("message", pa.string()),
+    ]
+)
+_FAILURES: dict[str, type[Exception]] = {"config": ConfigError, "run": RunFailed}
 _COMMIT_THREADS = 4
 _BATCHES_AHEAD = 4  # read and rendered while the engine, which holds twice what it runs, has no room for them yet
 _OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest answer, and its rows for it in memory
@@ -94,19 +103,31 @@ class Worker:
             self._refusal = error
 
     async def __call__(self, shard: pa.Table) -> pa.Table:
-        """Answer those of a shard's batches that have no part yet, and commit each as soon as it is done."""
+        """Answer those of a shard's batches that have no part yet; see `raise_failure` for what else may come."""
+        try:
+            lines = await self._work(batches_of(shard))
+        except ConfigError as error:
+            lines = [{"failure": "config", "message": str(error)}]
+        except RunFailed as error:
+            lines = [{"failure": "run", "message": str(error)}]
+        except OSError as error:
+            lines = [{"failure": "run", "message": f"{type(error).__name__}: {error}"}]
+        return pa.Table.from_pylist(lines, schema=_SUMMARY)
+
+    async def _work(self, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+        """Keep the batches of a shard moving, and commit each as soon as it is done."""
         if self._refusal is not None:
             raise self._refusal
         tasks: list[asyncio.Task[dict[str, Any]]] = []
         try:
             async with asyncio.TaskGroup() as group, self._turn:
-                async for batch, block in self._blocks(batches_of(shard)):
+                async for batch, block in self._blocks(batches):
                     tasks.append(group.create_task(self._answer(batch, block)))
         except ExceptionGroup as errors:
             self._leave_if_dead(errors)
             raise errors.exceptions[0] from None
         await _in(self._committers, self._heartbeat.beat)
-        return pa.Table.from_pylist([task.result() for task in tasks], schema=_SUMMARY)
+        return [task.result() for task in tasks]
 
     def _load(self) -> None:
         job = self._job
@@ -192,6 +213,13 @@ class Worker:
                 yield str(batch.rows_before + offset)
             else:
                 yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))
+
+
+def raise_failure(summary: pa.Table) -> None:
+    """Raise what a worker could not: of an exception, Ray hands on no more than a text."""
+    for line in summary.to_pylist():
+        if line["failure"] is not None:
+            raise _FAILURES[line["failure"]](line["message"])
 
 
 def _check_folder(job: Job) -> None:

@@ -165,6 +165,14 @@ def test_a_worker_that_dies_again_and_again_ends_the_job_with_what_is_done(fourn
     assert not (fournee.folder / "_SUCCESS").exists()
 
 
+def test_the_pool_grows_up_to_max_workers(fournee: Fournee, jsonl: Jsonl) -> None:
+    done = fournee.run(
+        *echo(jsonl(rows(800)), "engine.seconds_per_token=0.8", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")
+    )
+    assert done.code == 0, done.err
+    assert len(set(pq.read_table(fournee.folder / "stats" / "batches.parquet")["worker"].to_pylist())) == 2
+
+
 def test_many_files_and_row_groups_of_every_size_come_out_whole(fournee: Fournee, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

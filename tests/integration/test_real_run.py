@@ -68,3 +68,11 @@ def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_
     texts = [{row["id"]: row["text"] for row in run.table().to_pylist()} for run in (calm, rough)]
     assert len(rough.table()) == len(texts[1]) == 32
     assert texts[0] == texts[1]
+
+
+def test_a_value_that_only_vllm_can_judge_is_a_configuration_error(tmp_path: Path) -> None:
+    done = Fournee(tmp_path / "run", "").run("engine.kwargs.max_num_seqs=-5")
+    assert done.code == 2, done.err
+    assert "vLLM refuses the options" in done.err
+    assert "max_num_seqs" in done.err
+    assert not list((tmp_path / "run").glob("results/*"))

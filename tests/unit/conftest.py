@@ -70,3 +70,13 @@ def blocks_of() -> Callable[..., list[Block]]:
         return list(each())
 
     return read
+
+
+class HandClock:
+    """A clock that tests set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -6,26 +6,17 @@ from hypothesis import strategies as st
 
 from pipelines.engines import fair_clock
 from pipelines.engines.fair_clock import FairClock
-
-
-class Time:
-    """A clock that tests set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.unit.conftest import HandClock
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    clock = Time()
+def time(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    clock = HandClock()
     monkeypatch.setattr(fair_clock, "perf_counter", clock)
     return clock
 
 
-def test_two_requests_share_the_instants_in_which_both_run(time: Time) -> None:
+def test_two_requests_share_the_instants_in_which_both_run(time: HandClock) -> None:
     clock = FairClock()
     first = clock.start()
     time.now += 2
@@ -37,7 +28,7 @@ def test_two_requests_share_the_instants_in_which_both_run(time: Time) -> None:
     assert clock.busy_s() == pytest.approx(9)
 
 
-def test_an_idle_engine_is_not_busy(time: Time) -> None:
+def test_an_idle_engine_is_not_busy(time: HandClock) -> None:
     clock = FairClock()
     time.now += 5
     mark = clock.start(3)
@@ -49,7 +40,7 @@ def test_an_idle_engine_is_not_busy(time: Time) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30))
 def test_the_shares_of_any_requests_add_up_to_the_busy_time(intervals: list[tuple[float, float]]) -> None:
-    now = Time()
+    now = HandClock()
     events = sorted(
         [(start, 0, index) for index, (start, _) in enumerate(intervals)]
         + [(start + length, 1, index) for index, (start, length) in enumerate(intervals)]
@@ -60,7 +51,7 @@ def test_the_shares_of_any_requests_add_up_to_the_busy_time(intervals: list[tupl
         marks: dict[int, float] = {}
         total = 0.0
         for at, is_end, index in events:
-            now.now = 100.0 + at
+            now.now = 1000.0 + at
             if is_end:
                 total += clock.end(marks[index])
             else:

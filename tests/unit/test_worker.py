@@ -27,7 +27,7 @@ from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.sources import list_sources
 from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary, verify
-from pipelines.worker import Job, Worker
+from pipelines.worker import Job, Worker, raise_failure
 
 Config = Callable[..., BatchConfig]
 
@@ -67,7 +67,8 @@ async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table]
         num_accelerators=1,
     )
     one = Worker(job, reported.append)
-    await asyncio.gather(*(one(shard) for shard in shards))
+    for summary in await asyncio.gather(*(one(shard) for shard in shards)):
+        raise_failure(summary)
 
 
 def results(run: Run) -> list[dict[str, Any]]:
@@ -257,7 +258,7 @@ def test_a_commit_that_fails_is_reported_as_what_it_is(
     config = batch_config(*echo(jsonl([{"id": str(i), "prompt": "hi"} for i in range(100)]), str(tmp_path / "run")))
     run, plan, _ = answer(config, most_shards=0)
     (tmp_path / "run" / "results").write_text("a file where the folder should be")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(RunFailed, match="FileExistsError"):
         asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
 
 

@@ -60,21 +60,15 @@ def test_a_created_file_appears_when_its_block_ends(folder: Folder) -> None:
     assert files_under(folder) == ["plan/plan.parquet"]
 
 
-def test_a_block_that_raises_leaves_no_file_behind(folder: Folder) -> None:
-    with pytest.raises(KeyError), folder.create("spool/a.parquet") as file:
-        file.write(b"half of")
-        raise KeyError
-    assert not folder.exists("spool/a.parquet")
-    assert files_under(folder) == []
-
-
-def test_a_block_that_raises_leaves_the_old_content(folder: Folder) -> None:
-    folder.write("spool/a.parquet", b"old")
+@pytest.mark.parametrize("old", [{}, {"spool/a.parquet": b"old"}], ids=["nothing", "a file"])
+def test_a_block_that_raises_leaves_what_was_there_and_nothing_else(folder: Folder, old: dict[str, bytes]) -> None:
+    for name, content in old.items():
+        folder.write(name, content)
     with pytest.raises(KeyError), folder.create("spool/a.parquet") as file:
         file.write(b"half of the new")
         raise KeyError
-    assert folder.read("spool/a.parquet") == b"old"
-    assert files_under(folder) == ["spool/a.parquet"]
+    assert folder.exists("spool/a.parquet") == bool(old)
+    assert {name: folder.read(name) for name in files_under(folder)} == old
 
 
 def test_a_file_can_be_created_again_after_a_block_that_raised(folder: Folder) -> None:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs.help import settings_help
-from pipelines.batch import check_engine, plan_input, run_batch, stop_on_signal
+from pipelines.batch import check_settings, plan_input, run_batch, stop_on_signal
 from pipelines.compose import compose_settings, to_yaml
 from pipelines.config import BatchConfig
-from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped
+from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped, TooManyFailures
 from pipelines.parse import parse_config
 from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE, Plan
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _dry_run(config, settings) if config.dry_run else _run(config)
     except ConfigError as error:
         return _end(ExitCode.BAD_CONFIG, str(error))
+    except TooManyFailures as error:
+        return _end(ExitCode.ROWS_FAILED, f"{error}; raise the limit, and {_how_to_resume(config)}")
     except Stopped as error:
         return _end(ExitCode.STOPPED, f"stopped by {error}; {_how_to_resume(config)}")
     except Exception as error:  # noqa: BLE001 - the last resort: storage, hub and cluster clients raise kinds of their own
@@ -92,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
     """Show the resolved settings and the plan; compressed input is spooled into a temporary folder, nothing else is written."""
-    check_engine(config)
+    check_settings(config)
     sources = list_sources(config.input)
     run = find_run(config, sources)
     with tempfile.TemporaryDirectory() as spool:

@@ -2,24 +2,27 @@
 
 import logging
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FrameType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.budget import ErrorBudget
 from pipelines.cluster import answer, connect
-from pipelines.config import BatchConfig, VllmEngineConfig
-from pipelines.engines.vllm import check_options
+from pipelines.config import BatchConfig, TableInput, VllmEngineConfig
+from pipelines.engines.vllm.options import check_options
 from pipelines.errors import Stopped
 from pipelines.heartbeat import num_alive
 from pipelines.model import pinned_revision
-from pipelines.parts import committed
+from pipelines.parts import committed, failures
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
+from pipelines.postprocess import Postprocessor
 from pipelines.progress import progress
-from pipelines.prompts import Renderer
-from pipelines.run import Run, begin_attempt, open_run
+from pipelines.requests import RequestBuilder
+from pipelines.run import SUCCESS_FILE, Run, begin_attempt, open_run
 from pipelines.sources import Source, list_sources
 from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary
@@ -31,26 +34,28 @@ logger = logging.getLogger(__name__)
 def run_batch(config: BatchConfig) -> tuple[Run, Summary]:
     """Answer every row of the input once; return the run and its totals.
 
-    Raises ConfigError before Ray or a model starts, RunFailed where the job cannot go on, Stopped on Ctrl-C or SIGTERM.
+    Raises ConfigError before Ray or a model starts, RunFailed where the job cannot go on, TooManyFailures where it cannot
+    end well any more, Stopped on Ctrl-C or SIGTERM.
     """
-    check_engine(config)
+    check_settings(config)
     sources = list_sources(config.input)
     run = open_run(config, sources)
-    if run.is_finished:
+    if run.is_finished and not reopened(config, run):
         logger.info("%s is finished; nothing to do", run.folder.url)
         return run, read_summary(run, config)
     plan = open_plan(config, sources, run.folder)
     begin_attempt(run)
-    pending = plan.without(committed(run.folder))
-    if len(pending):
-        answer_pending(config, run, plan, pending)
+    todo = find_todo(config, run, plan)
+    if todo.num_rows:
+        answer_pending(config, run, plan, todo)
     return run, finish(run, plan, config)
 
 
-def check_engine(config: BatchConfig) -> None:
-    """Refuse engine options that do not exist."""
+def check_settings(config: BatchConfig) -> None:
+    """Refuse what only more than the settings themselves can tell: engine options and functions that do not exist."""
     if isinstance(config.engine, VllmEngineConfig):
         check_options(config.engine.kwargs)
+    Postprocessor(config.postprocess)
 
 
 def open_plan(config: BatchConfig, sources: list[Source], folder: Folder) -> Plan:
@@ -59,20 +64,46 @@ def open_plan(config: BatchConfig, sources: list[Source], folder: Folder) -> Pla
         return Plan.load(folder)
     plan = plan_input(config, sources, folder)
     plan.save(folder)
+    for file in plan.bad_files:
+        logger.warning("left out: %s", file.reason)
     return plan
 
 
 def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Plan:
-    """Cut the input into batches."""
-    needed = [*Renderer(config.prompt, config.input).columns, *([config.input.id_column] if config.input.id_column else [])]
-    return make_plan(config.input, sources, needed, config.engine.rows_per_batch, folder)
+    """Cut the input into batches; tables are copied by Ray first."""
+    needed = [*RequestBuilder(config).columns, *([config.input.id_column] if config.input.id_column else [])]
+    with connect(config) if isinstance(config.input, TableInput) else nullcontext():
+        return make_plan(config.input, sources, needed, config.engine.rows_per_batch, folder)
 
 
-def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table) -> None:
-    """Run the workers over the batches that have no part yet."""
-    done_rows = plan.num_rows - pc.sum(pending["num_rows"]).as_py()
-    logger.info("%s: %d rows in %d batches, %d rows done", run.folder.url, plan.num_rows, plan.num_batches, done_rows)
+@dataclass(frozen=True)
+class Todo:
+    """The batches to work on, and how many of their rows."""
+
+    batches: pa.Table
+    num_rows: int
+    kept: Sequence[int]
+    """The batches that are left as they are."""
+
+
+def find_todo(config: BatchConfig, run: Run, plan: Plan) -> Todo:
+    """What has no part yet, and with `retry_failed` what failed."""
+    done = committed(run.folder)
+    failed = failures(run.folder, done) if config.retry_failed else {}
+    kept = [batch_id for batch_id in done if batch_id not in failed]
+    missing = plan.without(done)
+    return Todo(plan.without(kept), (pc.sum(missing["num_rows"]).as_py() or 0) + sum(failed.values()), kept)
+
+
+def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo) -> None:
+    """Run the workers over what is to be done."""
+    done_rows = plan.num_rows - todo.num_rows
+    logger.info(
+        "%s: %d rows in %d batches, %d rows done; answers of at most %d tokens",
+        run.folder.url, plan.num_rows, plan.num_batches, done_rows, config.sampling.max_tokens,
+    )  # fmt: skip
     warn_of_company(config, run)
+    budget = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept).values()))
     with connect(config) as placement:
         job = Job(
             config=config,
@@ -84,10 +115,18 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, pending: pa.Table)
             device=placement.device,
             num_accelerators=placement.num_accelerators,
         )
-        shards = make_shards(pending, config.cluster.max_workers or config.cluster.workers)
+        shards = make_shards(todo.batches, config.cluster.max_workers or config.cluster.workers)
         cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
-        with progress(config, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s) as tally:
-            answer(job, placement, shards, tally)
+        with progress(config, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s) as (tally, pace):
+            answer(job, placement, shards, tally, check=lambda: budget.check(pace.num_failed))
+
+
+def reopened(config: BatchConfig, run: Run) -> bool:
+    """Whether a finished run goes on, because its failed rows are to be answered again."""
+    if not (config.retry_failed and read_summary(run, config).num_failed):
+        return False
+    run.folder.delete(SUCCESS_FILE)
+    return True
 
 
 def warn_of_company(config: BatchConfig, run: Run) -> None:

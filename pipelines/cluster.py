@@ -2,10 +2,12 @@
 
 import logging
 import os
+import queue
 import re
 import signal
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +25,7 @@ from pipelines.worker import Job, Worker, raise_failure
 _BATCHES_AT_ONCE = 16  # handed to a worker, which itself bounds those that it works on
 _SHARDS_AT_ONCE = 4  # at least: a shard is done when its longest answer is, and the engine must not wait for that
 _GROW_WHEN_BUSY = 0.75  # of the shards that all workers together are handed at a time
+_CHECK_S = 0.5
 _INIT_DEATHS = 3  # actors that may die while loading, one after the other, before the job gives up
 
 
@@ -59,8 +62,8 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
         ray.shutdown()
 
 
-def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: Any) -> None:
-    """Run the workers over the shards until every batch of them is committed.
+def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: Any, check: Callable[[], None]) -> None:
+    """Run the workers over the shards until every batch of them is committed, or until `check` raises.
 
     Raises ConfigError where the engine refuses its options, RunFailed where a batch cannot be read or committed, or where
     workers die more often than allowed.
@@ -98,7 +101,7 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         max_task_retries=settings.worker_restarts,
     )
     try:
-        for summary in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for summary in _watched(dataset.iter_batches(batch_size=None, batch_format="pyarrow"), check):
             raise_failure(summary)
     except ray.exceptions.RayError as error:
         raise _explained(error, deaths(job.run, job.attempt)) from error
@@ -108,6 +111,32 @@ def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
     """How many shards a worker is handed at a time: enough to fill it, and no more than its fair share of all."""
     enough = max(_SHARDS_AT_ONCE, _BATCHES_AT_ONCE // max(sizes))
     return max(1, min(enough, -(-len(sizes) // num_workers)))
+
+
+def _watched(items: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
+    """Yield items as they come, and call `check` now and then however long the next one takes."""
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def fetch() -> None:
+        try:
+            for item in items:
+                arrived.put((item, None))
+            arrived.put((None, StopIteration()))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            arrived.put((None, error))
+
+    threading.Thread(target=fetch, name="fetch", daemon=True).start()
+    while True:
+        check()
+        try:
+            item, error = arrived.get(timeout=_CHECK_S)
+        except queue.Empty:
+            continue
+        if isinstance(error, StopIteration):
+            return
+        if error is not None:
+            raise error
+        yield item
 
 
 def _explained(error: ray.exceptions.RayError, reasons: Sequence[str]) -> RunFailed:

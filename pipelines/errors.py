@@ -16,16 +16,38 @@ class ExitCode(IntEnum):
 class ErrorKind(StrEnum):
     """Why a row failed: the closed list behind the column `error_kind`."""
 
+    # Reading and decoding.
+    UNREADABLE_FILE = "unreadable_file"
     MALFORMED_ROW = "malformed_row"
     INVALID_TEXT = "invalid_text"
+    # Rendering and tokenising.
     MISSING_VALUE = "missing_value"
     INVALID_MESSAGES = "invalid_messages"
+    INVALID_REQUEST = "invalid_request"
     TEMPLATE_ERROR = "template_error"
     EMPTY_PROMPT = "empty_prompt"
+    SPECIAL_TOKENS = "special_tokens"
     PROMPT_TOO_LONG = "prompt_too_long"
+    # Parameters and schemas.
     INVALID_PARAMETER = "invalid_parameter"
+    INVALID_SCHEMA = "invalid_schema"
+    # Generating.
     ENGINE_REFUSED = "engine_refused"
     ENGINE_ERROR = "engine_error"
+    ENGINE_KILLED = "engine_killed"
+    # Post-processing: the row keeps its answer.
+    TRUNCATED = "truncated"
+    INVALID_JSON = "invalid_json"
+    INVALID_OUTPUT = "invalid_output"
+    POSTPROCESS_ERROR = "postprocess_error"
+
+
+class Flag(StrEnum):
+    """What is worth knowing about a row that did not fail for it: the closed list behind the column `flags`."""
+
+    SPECIAL_TOKENS = "special_tokens"
+    PROMPT_TRUNCATED = "prompt_truncated"
+    FILTERED = "filtered"
 
 
 class ConfigError(ValueError):
@@ -47,6 +69,10 @@ class EngineDead(RuntimeError):
 
 class RunFailed(RuntimeError):
     """The job cannot go on, or its results do not add up. Exit code 1."""
+
+
+class TooManyFailures(RuntimeError):
+    """So many rows have failed that the job cannot end well any more. Exit code 3."""
 
 
 class Stopped(BaseException):

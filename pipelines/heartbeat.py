@@ -3,18 +3,21 @@
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from pipelines.engines import Engine
 from pipelines.machine import describe_hardware
-from pipelines.parts import Origin
+from pipelines.poison import Cell, Suspicions
 from pipelines.run import ATTEMPTS
 from pipelines.schema import WORKER
+from pipelines.statistics import Origin
 from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,10 @@ class Heartbeat:
         self._death: str | None = None
         self._hardware = describe_hardware()
         self._num_batches = 0
+        self._in_flight: set[Cell] = set()
+        self._lock = threading.Lock()
+        self._known_names: list[str] | None = None
+        self._suspicions = Suspicions()
         self._interval_s = interval_s
         self.beat()
         threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
@@ -48,6 +55,35 @@ class Heartbeat:
         self._death = reason
         self.beat()
 
+    def enter(self, cell: Cell) -> None:
+        """Note down what is about to be in the engine: if the process dies, nobody can ask it any more."""
+        self._in_flight.add(cell)
+        self.beat()
+
+    def leave(self, cell: Cell) -> None:
+        """The engine has survived it."""
+        self._in_flight.discard(cell)
+
+    def suspicions(self, since_attempt: int) -> Suspicions:
+        """What the dead workers of the run have had in their engines, from an attempt on.
+
+        A worker that was killed could not leave a reason; those of this attempt that are found dead are given one here, so
+        that the next attempt knows it too. Whoever stops a driver kills its workers with it: no reason to suspect a row.
+        """
+        names = self._run.names(ATTEMPTS)
+        if names == self._known_names:  # a death is followed by a restart, and that by a new file
+            return self._suspicions
+        beats = _beats(self._run, "worker-")
+        for beat in beats:
+            is_ours = beat["attempt"] == self._origin.attempt and beat["worker"] != self._origin.worker
+            if is_ours and beat["death"] is None and beat["in_flight"] and _is_gone(beat, 3 * self._interval_s):
+                beat["death"] = "its process ended without a word: killed, out of memory, or a crash in native code"
+                self._run.write(_name(beat), json.dumps(beat).encode())
+        dead = [beat for beat in beats if beat["death"] is not None and beat["attempt"] >= since_attempt]
+        self._known_names = names
+        self._suspicions = Suspicions([Cell(*cell) for cell in beat["in_flight"]] for beat in dead)
+        return self._suspicions
+
     def committed(self) -> None:
         """One more batch is committed."""
         self._num_batches += 1
@@ -59,6 +95,10 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Note down the cost so far."""
+        with self._lock:  # beats come from several threads, and an older one must not replace a newer
+            self._write()
+
+    def _write(self) -> None:
         now = time.time()
         lifetime_s = now - self._started_at_s
         line = {
@@ -77,9 +117,10 @@ class Heartbeat:
             "cost": self._origin.cost(lifetime_s),
             "hardware": self._hardware,
             "engine": self._engine,
+            "in_flight": sorted(self._in_flight.copy()),
             "death": self._death,
         }
-        name = f"{ATTEMPTS}/worker-{self._origin.attempt:04d}-{self._origin.worker}.json"
+        name = _name(line)
         try:
             self._run.write(name, json.dumps(line).encode())
         except Exception:
@@ -88,7 +129,10 @@ class Heartbeat:
 
 def worker_table(run: Folder) -> pa.Table:
     """`stats/workers.parquet` from the last heartbeats of all attempts."""
-    return pa.Table.from_pylist(_beats(run, "worker-"), schema=WORKER)
+    beats = [
+        {**beat, "num_in_flight": len({batch_id for batch_id, *_ in beat["in_flight"]})} for beat in _beats(run, "worker-")
+    ]
+    return pa.Table.from_pylist(beats, schema=WORKER)
 
 
 def deaths(run: Folder, attempt: int) -> list[str]:
@@ -97,10 +141,26 @@ def deaths(run: Folder, attempt: int) -> list[str]:
     return [beat["death"] for beat in beats if beat["death"] is not None]
 
 
+def _is_gone(beat: dict[str, Any], silent_s: float) -> bool:
+    """Whether a worker's process is no longer there; on another node, whether it has been silent for too long."""
+    if beat["node"] != socket.gethostname():
+        silence_s: float = time.time() - (beat["started_at"] / 1e6 + beat["lifetime_s"])
+        return silence_s > silent_s
+    try:
+        status: str = psutil.Process(beat["pid"]).status()
+    except psutil.NoSuchProcess:
+        return True
+    return status == str(psutil.STATUS_ZOMBIE)
+
+
 def num_alive(run: Folder, within_s: float) -> int:
     """How many workers have given a sign of life within so many seconds."""
     ends = (beat["started_at"] / 1e6 + beat["lifetime_s"] for beat in _beats(run, "worker-"))
     return sum(time.time() - end < within_s for end in ends)
+
+
+def _name(beat: dict[str, Any]) -> str:
+    return f"{ATTEMPTS}/worker-{beat['attempt']:04d}-{beat['worker']}.json"
 
 
 def _beats(run: Folder, prefix: str) -> list[dict[str, Any]]:

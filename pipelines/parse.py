@@ -1,19 +1,20 @@
 """From composed settings to a typed, frozen `BatchConfig`, or to errors that say what is wrong and what would be right."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import unquote_plus
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from pipelines.config import BatchConfig, EchoEngineConfig, Strict, VllmEngineConfig
-from pipelines.errors import ConfigError
+from pipelines.config import BatchConfig, InputConfig, SamplingConfig, SqlInput, Strict
+from pipelines.errors import ConfigError, RowError
+from pipelines.structured import check_form
 from pipelines.suggest import did_you_mean, not_set, shown
 
-_ENGINES: dict[str, type[Strict]] = {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}
-
-_UNIONS = (["engine"], ["input", "path"])
 _MUST = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
@@ -21,8 +22,11 @@ _MUST = {
     "dict_type": "must be a mapping: {name: value}",
     "model_type": "must be a group of settings; set its keys one by one",
     "string_too_short": "must not be empty",
+    "string_too_long": "must be one character",
     "too_short": "must not be empty",
 }
+# Before the host as SQLAlchemy finds it there (urllib does not, where it holds a /, ? or #), or among the options.
+_PASSWORD = re.compile(r"://[^:/]*:[^@]*@|(?:passw|pwd|token|secret)[^=&;]*=", re.IGNORECASE)
 
 
 def parse_config(values: Mapping[str, Any]) -> BatchConfig:
@@ -30,37 +34,51 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 
     Raises ConfigError with one line for each wrong setting.
     """
-    _check_engine(values.get("engine"))
-    resolvers = {"prompt": _with_template_text, "model": _with_absolute_path}
+    _check_choices(values)
+    resolvers = {"prompt": _with_templates, "model": _with_absolute_path}
     values = {key: resolvers[key](value) if key in resolvers else value for key, value in values.items()}
     try:
-        return BatchConfig.model_validate_json(to_json(values))
+        config = BatchConfig.model_validate_json(to_json(values))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(detail, values) for detail in error.errors())) from None
+    _check_schema(config.sampling)
+    _check_connection(config.input)
+    return config
 
 
-def _check_engine(engine: Any) -> None:
-    """Refuse an engine under another's name here: every one of its settings would seem wrong."""
-    for name, model in _ENGINES.items():
-        if isinstance(engine, Mapping) and engine.get("kind", name) != name and set(engine) == set(model.model_fields):
-            kind, choices = shown(engine["kind"]), " or ".join(f"engine={choice}" for choice in _ENGINES)
-            raise ConfigError(f"engine.kind={kind} has the settings of engine={name}; choose by file: {choices}")
+def _check_choices(values: Mapping[str, Any]) -> None:
+    """Refuse a choice under another's name here: every one of its settings would seem wrong."""
+    for group, model in _groups(values).items():
+        tag, choices = _choices(BatchConfig.model_fields[group].annotation)
+        if not choices or set(model.model_fields) <= set(values[group]):
+            continue
+        chosen = values[group][tag]
+        owners = [f"{group}={name}" for name, other in choices.items() if set(other.model_fields) == set(values[group])]
+        if owners:
+            raise ConfigError(
+                f"{group}.{tag}={shown(chosen)} has the settings of {' or '.join(owners)}; choose by file: {group}={chosen}"
+            )
 
 
-def _with_template_text(prompt: Any) -> Any:
-    """Read `template_file` here, once: workers elsewhere may not see the file, and its text belongs to the run."""
-    if not isinstance(prompt, Mapping) or not isinstance(prompt.get("template_file"), str):
+def _with_templates(prompt: Any) -> Any:
+    """Read templates from files here, once: workers elsewhere may not see the files, and the texts belong to the run."""
+    if not isinstance(prompt, Mapping):
         return prompt
-    name = prompt["template_file"]
-    if prompt.get("template") is not None:
-        template = shown(prompt["template"])
-        raise ConfigError(f"prompt.template={template} and prompt.template_file={name} are both set; set one of them to null")
+    named = [name for name in ("template", "chat_template") if isinstance(prompt.get(f"{name}_file"), str)]
+    return {**prompt, **{name: _text_of_file(prompt, name) for name in named}}
+
+
+def _text_of_file(prompt: Mapping[str, Any], name: str) -> str:
+    file = prompt[f"{name}_file"]
+    if prompt.get(name) is not None:
+        text = shown(prompt[name])
+        raise ConfigError(f"prompt.{name}={text} and prompt.{name}_file={file} are both set; set one of them to null")
     try:
-        return {**prompt, "template": Path(name).expanduser().read_text(encoding="utf-8")}
+        return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"prompt.template_file={name} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"prompt.{name}_file={file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"prompt.template_file={name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise ConfigError(f"prompt.{name}_file={file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
 def _with_absolute_path(model: Any) -> Any:
@@ -71,18 +89,39 @@ def _with_absolute_path(model: Any) -> Any:
     return {**model, "path": str(folder.absolute())} if folder.is_dir() else model
 
 
+def _check_schema(sampling: SamplingConfig) -> None:
+    """Only here, and not by `SamplingConfig`: the schema of a row is the row's fault, of another kind."""
+    if sampling.json_schema is None:
+        return
+    try:
+        check_form(sampling)
+    except RowError as error:
+        raise ConfigError(f"sampling.json_schema: {error.message}") from None
+
+
+def _check_connection(source: InputConfig) -> None:
+    """Refuse a password without showing it: the settings are printed, and kept in the run's record."""
+    if isinstance(source, SqlInput) and _PASSWORD.search(unquote_plus(source.connection)):
+        raise ConfigError(
+            "input.connection holds a password, and would be kept in the run's record; "
+            "put the URL into an environment variable and set input.connection=env:NAME"
+        )
+
+
 def _explain(detail: ErrorDetails, values: Mapping[str, Any]) -> str:
     """Say which key is wrong, what it was set to, and what would be right."""
-    path = _path(detail)
+    path, kind = _follow(detail["loc"])
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        return f"{key} is not a setting{_guess(path, values)}"
+        return f"{key} is not a setting{_guess(detail['loc'], values)}"
     if detail["type"] == "missing":
         return not_set(key)
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     if detail["type"].startswith("union_tag"):
-        return f"engine.kind={shown(values['engine'].get('kind'))} must be {' or '.join(_ENGINES)}; choose with engine=vllm"
+        tag, choices = _choices(kind)
+        must = f"{key}.{tag}={shown(detail['input'].get(tag))} must be {' or '.join(choices)}"
+        return f"{must}; choose with {key}={next(iter(choices))}" if _is_group(path) else must
     return f"{key}={shown(detail['input'])} {_must(detail, path)}"
 
 
@@ -96,29 +135,81 @@ def _must(detail: ErrorDetails, path: Sequence[str]) -> str:
     return _MUST.get(detail["type"], detail["msg"].replace("Input should be", "must be").replace("a valid string", "text"))
 
 
-def _path(detail: ErrorDetails) -> list[str]:
-    """The keys that lead to the fault, without the names that pydantic gives to the members of a union."""
-    path: list[str] = []
-    is_named = False
-    for part in detail["loc"]:
-        if path in _UNIONS and not is_named:
-            is_named = True
-        else:
-            path.append(str(part))
-    return path
-
-
-def _guess(path: list[str], values: Mapping[str, Any]) -> str:
-    """What an unknown key was meant to be: one of the other engine, of another group, or the nearest of its own."""
-    *groups, word = path
-    engine = values.get("engine")
-    chosen = _ENGINES.get(str(engine.get("kind"))) if isinstance(engine, Mapping) else None
-    for name, model in _ENGINES.items():
-        if groups == ["engine"] and model is not chosen and word in model.model_fields:
-            return f" of this engine; it belongs to engine={name}"
-    models = {group: field.annotation for group, field in BatchConfig.model_fields.items()} | {"engine": chosen}
-    settings = {group: set(m.model_fields) for group, m in models.items() if isinstance(m, type) and issubclass(m, Strict)}
-    elsewhere = [f"{group}.{word}" for group, names in settings.items() if word in names]
+def _guess(place: Sequence[str | int], values: Mapping[str, Any]) -> str:
+    """What an unknown key was meant to be: one of another choice, of another group, or the nearest of its own."""
+    path, model = _follow(place[:-1])
+    word = str(place[-1])
+    tag, choices = _choices(_follow(place[:-2])[1])
+    owners = [choice for choice, other in choices.items() if word in other.model_fields]
+    if owners:
+        name = path[0] if _is_group(path) else tag
+        return f" of this {name}; it belongs to {' or '.join(f'{name}={owner}' for owner in owners)}"
+    elsewhere = [f"{group}.{word}" for group, other in _groups(values).items() if word in other.model_fields]
     if elsewhere:
         return f"; did you mean {' or '.join(elsewhere)}?"
-    return did_you_mean(word, settings.get(groups[0], ()) if groups else BatchConfig.model_fields)
+    return did_you_mean(word, model.model_fields)
+
+
+def _groups(values: Mapping[str, Any]) -> dict[str, type[Strict]]:
+    """The groups of settings, as they were chosen."""
+    groups: dict[str, type[Strict]] = {}
+    for name, field in BatchConfig.model_fields.items():
+        given, (tag, choices) = values.get(name), _choices(field.annotation)
+        model: Any = choices.get(str(given.get(tag))) if choices and isinstance(given, Mapping) else field.annotation
+        if _is_model(model):
+            groups[name] = model
+    return groups
+
+
+def _follow(place: Sequence[str | int]) -> tuple[list[str], Any]:
+    """The keys on the way to a place in the settings, and the type there.
+
+    pydantic names the member of a union that it chose as if that were a key, and users know no such key.
+    """
+    path: list[str] = []
+    kind: Any = BatchConfig
+    for part in place:
+        members = _members(kind)
+        if len(members) > 1:
+            kind = _choices(kind)[1].get(str(part))
+        else:
+            path.append(str(part))
+            kind = _below(members[0], str(part))
+    return path, kind
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types that a value may have, without null."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [one for member in get_args(kind) if member is not NoneType for one in _members(member)]
+    return [kind]
+
+
+def _choices(kind: Any) -> tuple[str, dict[str, type[Strict]]]:
+    """The setting that tells the members of a union apart, which has one possible value in each, and the members by it."""
+    models = [member for member in _members(kind) if _is_model(member)]
+    if len(models) < 2:
+        return "", {}
+    literals = {
+        name: get_args(field.annotation)
+        for name, field in models[0].model_fields.items()
+        if get_origin(field.annotation) is Literal
+    }
+    tag = next(name for name, values in literals.items() if len(values) == 1)
+    return tag, {get_args(model.model_fields[tag].annotation)[0]: model for model in models}
+
+
+def _below(kind: Any, key: str) -> Any:
+    if _is_model(kind):
+        return kind.model_fields[key].annotation if key in kind.model_fields else None
+    return get_args(kind)[0] if get_origin(kind) is tuple else None
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Strict)
+
+
+def _is_group(path: Sequence[str]) -> bool:
+    return len(path) == 1

@@ -3,20 +3,18 @@
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.config import PricingConfig
 from pipelines.errors import RunFailed
-from pipelines.rows import Answer, Batch, Block, Completion, Outcome
-from pipelines.schema import BATCH, LATENCIES, RESULT
+from pipelines.rows import Batch, Block, Completion, Settled
+from pipelines.schema import RESULT
 from pipelines.storage import Folder
 
 RESULTS = "results"
@@ -24,31 +22,6 @@ _STATISTICS = b"fournee.batch"
 _PART_NAME = re.compile(r"part-(\d{8,})\.parquet")
 _FOOTER_THREADS = 16
 _FOOTERS_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Who answered a batch, and what its time costs."""
-
-    fingerprint: str
-    worker: str
-    node: str
-    accelerator: str
-    num_accelerators: int
-    attempt: int
-    pricing: PricingConfig
-
-    def cost(self, seconds: float) -> float:
-        """What so many seconds of this worker's accelerators cost: seconds / 3600 x accelerators x price per hour."""
-        return seconds / 3600 * self.num_accelerators * self.pricing.price_per_accelerator_hour
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """When a batch was handed to the engine (seconds since the epoch), and how long its last answer took."""
-
-    started_at_s: float
-    wall_s: float
 
 
 def part_name(batch_id: int) -> str:
@@ -67,6 +40,17 @@ def commit(run: Folder, table: pa.Table, statistics: dict[str, Any], compression
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({_STATISTICS: json.dumps(statistics)}), sink, compression=compression)
     run.write(part_name(statistics["batch_id"]), sink.getvalue())
+
+
+def read_part(run: Folder, batch_id: int) -> pa.Table:
+    """The rows of a part, with its statistics in their metadata."""
+    return pq.read_table(io.BytesIO(run.read(part_name(batch_id))))
+
+
+def statistics_in(part: pa.Table) -> dict[str, Any]:
+    """The statistics that ride with the rows of a part."""
+    statistics: dict[str, Any] = json.loads(part.schema.metadata[_STATISTICS])
+    return statistics
 
 
 def read_statistics(run: Folder, batch_ids: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
@@ -89,35 +73,66 @@ def read_statistics(run: Folder, batch_ids: Sequence[int]) -> Iterator[list[dict
             yield list(pool.map(read, batch_ids[start : start + _FOOTERS_AT_ONCE]))
 
 
-def result_table(batch: Batch, block: Block, ids: Sequence[str | None], outcomes: Sequence[Outcome]) -> pa.Table:
-    """Build the rows of a part: one for each row of the batch, in its order."""
-    answers = [outcome if isinstance(outcome, Answer) else None for outcome in outcomes]
-    errors = [None if isinstance(outcome, Answer) else outcome for outcome in outcomes]
-    first = [None if answer is None else answer.completions[0] for answer in answers]
-    columns: dict[str, list[Any]] = {
-        "id": list(ids),
-        "source": [batch.source] * len(outcomes),
-        "source_row": list(block.source_rows),
-        "status": ["failed" if answer is None else "ok" for answer in answers],
+def failures(run: Folder, batch_ids: Sequence[int]) -> dict[int, int]:
+    """How many rows failed in each of the given parts, those of none left out."""
+    lines = (line for some in read_statistics(run, batch_ids) for line in some)
+    return {line["batch_id"]: line["num_failed"] for line in lines if line["num_failed"]}
+
+
+def result_table(
+    batch: Batch, block: Block, ids: Sequence[str | None], settled: Sequence[Settled], attempts: Sequence[int]
+) -> pa.Table:
+    """Build the rows of a part, or those of them that the block holds, in its order."""
+    answers = [one.answer for one in settled]
+    errors = [one.error for one in settled]
+    requests = [one.request for one in settled]
+    first = [answer and answer.completions[0] for answer in answers]
+    columns: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "source": [batch.source] * len(settled),
+        "source_row": block.source_rows,
+        "status": ["ok" if error is None else "failed" for error in errors],
+        "prompt_kind": [r and ("text" if isinstance(r.prompt, str) else "chat") for r in requests],
         "text": [one and one.text for one in first],
         "finish_reason": [one and one.finish_reason for one in first],
         "stop_reason": [one and one.stop_reason for one in first],
         "num_prompt_tokens": [a and a.num_prompt_tokens for a in answers],
         "num_cached_tokens": [a and a.num_cached_tokens for a in answers],
-        "num_output_tokens": [a and _num_output_tokens(a) for a in answers],
+        "num_output_tokens": [a and sum(one.num_output_tokens for one in a.completions) for a in answers],
+        "num_truncated_tokens": [a and a.num_truncated_tokens for a in answers],
         "queue_s": [a and a.queue_s for a in answers],
         "ttft_s": [a and a.ttft_s for a in answers],
         "generation_s": [a and a.generation_s for a in answers],
         "error_kind": [e and e.kind.value for e in errors],
         "error_message": [e and e.message for e in errors],
-        "attempts": [1] * len(outcomes),
-        "request_key": [request_key(batch, offset) for offset in range(len(outcomes))],
-        "completions": [_others(a) for a in answers],
+        "attempts": attempts,
+        "request_key": [request_key(batch, offset) for offset in block.places],
+        "flags": [one.flags for one in settled],
+        "filtered_by": [one and one.filtered_by for one in first],
+        "sampling": [r and r.own_sampling for r in requests],
+        "completions": [(a and [_as_struct(one) for one in a.completions[1:]]) or None for a in answers],
         "logprobs": [one and one.logprobs for one in first],
+        "prompt_logprobs": [a and a.prompt_logprobs for a in answers],
+        "reasoning": [one and one.reasoning for one in first],
+        "tool_calls": [one and one.tool_calls for one in first],
+        "parsed": [one and one.parsed for one in first],
+        "embedding": [one and one.embedding for one in first],
     }
-    arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(len(outcomes), f.type) for f in RESULT]
+    arrays = [pa.array(columns[field.name], field.type) for field in RESULT]
     schema = pa.schema([*RESULT, *block.carried.schema])
     return pa.Table.from_arrays([*arrays, *block.carried.columns], schema=schema)
+
+
+def failed_offsets(part: pa.Table) -> list[int]:
+    """Which rows of a part failed."""
+    return np.flatnonzero(pc.equal(part["status"], "failed").to_numpy()).tolist()  # type: ignore[no-any-return]
+
+
+def merged(part: pa.Table, fresh: pa.Table, offsets: Sequence[int]) -> pa.Table:
+    """Put fresh rows in the place of those of a part at the given offsets."""
+    order = np.arange(len(part))
+    order[list(offsets)] = len(part) + np.arange(len(fresh))
+    return pa.concat_tables([part.replace_schema_metadata(), fresh.replace_schema_metadata()]).take(order)
 
 
 def request_key(batch: Batch, offset: int) -> str:
@@ -125,84 +140,16 @@ def request_key(batch: Batch, offset: int) -> str:
     return f"{batch.batch_id:08d}-{offset}"
 
 
-def statistics_of(batch: Batch, outcomes: Sequence[Outcome], timing: Timing, origin: Origin) -> dict[str, Any]:
-    """Sum up a batch: the line of `stats/batches.parquet` as JSON values, and what tells which batch of which run it is."""
-    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    num_prompt = sum(a.num_prompt_tokens for a in answers)
-    num_output = sum(_num_output_tokens(a) for a in answers)
-    engine_s = sum(a.engine_s for a in answers)
-    cost = origin.cost(engine_s)
-    return {
-        "fingerprint": origin.fingerprint,
-        "source": batch.source,
-        "first_row": batch.first_row,
-        "batch_id": batch.batch_id,
-        "num_rows": len(outcomes),
-        "num_ok": len(answers),
-        "num_failed": len(outcomes) - len(answers),
-        "num_prompt_tokens": num_prompt,
-        "num_cached_tokens": sum(a.num_cached_tokens for a in answers),
-        "num_output_tokens": num_output,
-        "started_at": int(timing.started_at_s * 1e6),
-        "wall_s": timing.wall_s,
-        "engine_s": engine_s,
-        "output_tokens_per_s": tokens_per_s(num_output, timing.wall_s),
-        "total_tokens_per_s": tokens_per_s(num_prompt + num_output, timing.wall_s),
-        **_latency_quantiles(answers),
-        "finish_reasons": dict(Counter(one.finish_reason for a in answers for one in a.completions)),
-        "error_kinds": dict(Counter(o.kind.value for o in outcomes if not isinstance(o, Answer))),
-        "worker": origin.worker,
-        "node": origin.node,
-        "accelerator": origin.accelerator,
-        "num_accelerators": origin.num_accelerators,
-        "attempt": origin.attempt,
-        "currency": origin.pricing.currency,
-        "cost": cost,
-        "cost_per_million_output_tokens": cost_per_million(cost, num_output),
-        "cost_per_million_total_tokens": cost_per_million(cost, num_prompt + num_output),
-    }
-
-
-def tokens_per_s(num_tokens: int, seconds: float) -> float | None:
-    """A speed; null where no tokens came, which is no speed at all."""
-    return num_tokens / seconds if num_tokens and seconds > 0 else None
-
-
-def cost_per_million(cost: float, num_tokens: int) -> float | None:
-    """The cost of a million tokens; null where there are none to spread it over."""
-    return cost * 1e6 / num_tokens if num_tokens else None
-
-
-def batch_table(statistics: Sequence[dict[str, Any]]) -> pa.Table:
-    """`stats/batches.parquet` from the statistics of all parts."""
-    maps = ("finish_reasons", "error_kinds")
-    lines = [{**line, **{name: list(line[name].items()) for name in maps}} for line in statistics]
-    return pa.Table.from_pylist(lines, schema=BATCH)
-
-
-def _latency_quantiles(answers: Sequence[Answer]) -> dict[str, float | None]:
-    series: dict[str, list[float]] = {
-        "queue_s": [a.queue_s for a in answers],
-        "ttft_s": [a.ttft_s for a in answers],
-        "time_per_output_token_s": [a.generation_s / (_num_output_tokens(a) - 1) for a in answers if _num_output_tokens(a) > 1],
-        "latency_s": [a.ttft_s + a.generation_s for a in answers],
-    }
-    quantiles: dict[str, float | None] = {}
-    for name in LATENCIES:
-        values = np.quantile(series[name], (0.5, 0.95, 0.99)).tolist() if series[name] else [None] * 3
-        quantiles |= dict(zip((f"{name}_p50", f"{name}_p95", f"{name}_p99"), values, strict=True))
-    return quantiles
-
-
-def _num_output_tokens(answer: Answer) -> int:
-    return sum(one.num_output_tokens for one in answer.completions)
-
-
-def _others(answer: Answer | None) -> list[dict[str, Any]] | None:
-    if answer is None or len(answer.completions) < 2:
-        return None
-    return [_as_struct(one) for one in answer.completions[1:]]
-
-
 def _as_struct(one: Completion) -> dict[str, Any]:
-    return {"text": one.text, "finish_reason": one.finish_reason, "num_output_tokens": one.num_output_tokens}
+    return {
+        "text": one.text,
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+        "num_output_tokens": one.num_output_tokens,
+        "reasoning": one.reasoning,
+        "tool_calls": one.tool_calls,
+        "parsed": one.parsed,
+        "filtered_by": one.filtered_by,
+        "error_kind": one.error and one.error.kind.value,
+        "error_message": one.error and one.error.message,
+    }

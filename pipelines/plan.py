@@ -1,7 +1,7 @@
 """The plan: an immutable list of batches, made once from the outlines of all sources, and cut into shards."""
 
-import hashlib
 import io
+import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,32 +12,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.columns import Look, check_columns
 from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
-from pipelines.readers import Outline, jsonl, parquet
+from pipelines.ids import check_ids
+from pipelines.readers import outline
 from pipelines.rows import BATCH_FIELDS, Batch
-from pipelines.schema import PLAN, result_schema
-from pipelines.sources import Source
-from pipelines.storage import Folder, file_system
-from pipelines.suggest import did_you_mean
+from pipelines.schema import PLAN
+from pipelines.sources import Source, is_bad_file
+from pipelines.spool import check_settings, spool
+from pipelines.storage import Folder
 
 PLAN_FILE = "plan/plan.parquet"
-_SPOOL_FOLDER = "spool"
-_OUTLINE_THREADS = {"parquet": 32, "jsonl": 4}  # a JSONL outline holds tens of MiB of text
-_SPOOL_THREADS = 4
+_FOOTER_THREADS = 32
+_TEXT_THREADS = 4  # an outline of JSON lines holds tens of MiB of text, a copy in the making a row group
 _JSONL_STRIDE = 16  # every automatic batch size is a multiple of it
 _SHARDS_PER_ROW_GROUP = 8  # more only where workers outnumber row groups; then 4 for each worker
 _MAX_BATCHES_PER_SHARD = 64
 _SHARDS_PER_WORKER = 16
+_SHOWN_FILES = 10
 _SHARD = pa.schema([("batches", pa.list_(pa.struct(list(PLAN))))])
 
 
 @dataclass(frozen=True, slots=True)
+class BadFile:
+    """An input file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The batches of a run, and the types of the input columns that its results carry."""
+    """The batches of a run, the types of the input columns that its results carry, and the files that were left out."""
 
     batches: pa.Table
     carried: pa.Schema
+    bad_files: tuple[BadFile, ...]
 
     @property
     def num_batches(self) -> int:
@@ -57,7 +68,8 @@ class Plan:
     def save(self, run: Folder) -> None:
         """Write the plan: from here on the run's batches are fixed."""
         sink = io.BytesIO()
-        metadata = {b"carried": self.carried.serialize().to_pybytes()}
+        bad_files = json.dumps([[bad.path, bad.reason] for bad in self.bad_files]).encode()
+        metadata = {b"carried": self.carried.serialize().to_pybytes(), b"bad_files": bad_files}
         pq.write_table(self.batches.replace_schema_metadata(metadata), sink, compression="zstd")
         run.write(PLAN_FILE, sink.getvalue())
 
@@ -66,7 +78,8 @@ class Plan:
         """Read the plan of a run."""
         table = pq.read_table(io.BytesIO(run.read(PLAN_FILE)))
         carried = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"carried"]))
-        return cls(table.cast(PLAN), carried)
+        bad_files = tuple(BadFile(*bad) for bad in json.loads(table.schema.metadata[b"bad_files"]))
+        return cls(table.cast(PLAN), carried, bad_files)
 
 
 def make_plan(
@@ -74,25 +87,15 @@ def make_plan(
 ) -> Plan:
     """Look into every source, check that the `needed` columns are there, and cut the rows into batches.
 
-    Compressed sources are copied to `run` first. Raises ConfigError that names the files or columns that are wrong.
+    Sources that have no positions are copied to `run` first. Raises ConfigError that names the files, columns or ids that
+    are wrong; what is wrong with the way to a file is raised as it is.
     """
-    with ThreadPoolExecutor(_SPOOL_THREADS) as pool:
-        spooled = list(pool.map(lambda source: _spool(source, config, run), sources))
-    outlines = _outline_all(config, sources, spooled, rows_per_batch)
-    carried = _check_columns(config, sources, outlines, needed)
-    limit = config.limit if config.limit is not None else sum(o.num_rows for o in outlines)
-    size = rows_per_batch or automatic_rows_per_batch(min(limit, sum(o.num_rows for o in outlines)))
-    lines: list[tuple[Any, ...]] = []
-    rows_before = 0
-    for source, copy, outline in zip(sources, spooled, outlines, strict=True):
-        for cut in outline.cut(size, limit - rows_before):
-            lines.append(
-                (len(lines), source.path, copy, source.num_bytes, source.version, cut.first_row, cut.num_rows, rows_before,
-                 cut.first_byte, cut.num_bytes, cut.row_group)
-            )  # fmt: skip
-            rows_before += cut.num_rows
-    columns = list(zip(*lines, strict=True)) if lines else [()] * len(PLAN)
-    return Plan(pa.table([pa.array(c, f.type) for c, f in zip(columns, PLAN, strict=True)], schema=PLAN), carried)
+    check_settings(config)
+    looks, bad_files = _look_into(config, sources, rows_per_batch or _JSONL_STRIDE, run)
+    carried = check_columns(config, looks, needed)
+    batches = _cut(looks, rows_per_batch, config.limit)
+    check_ids(config, batches)
+    return Plan(batches, carried, bad_files)
 
 
 def automatic_rows_per_batch(num_rows: int) -> int:
@@ -127,6 +130,48 @@ def batches_of(shard: pa.Table) -> list[Batch]:
     return [Batch(**line) for line in shard["batches"][0].as_py()]
 
 
+def _look_into(
+    config: InputConfig, sources: Sequence[Source], stride: int, run: Folder
+) -> tuple[list[Look], tuple[BadFile, ...]]:
+    """Outline every source that can be read. Raises ConfigError with all that cannot, unless they are to be left out."""
+
+    def look(source: Source) -> Look | BadFile:
+        try:
+            copy = spool(source, config, run)
+            return Look(source, copy, outline(config, source.path, copy, stride))
+        except Exception as error:
+            if not is_bad_file(error):
+                raise
+            return BadFile(source.path, f"cannot be read as {config.format}: {str(error).strip() or type(error).__name__}")
+
+    with ThreadPoolExecutor(_FOOTER_THREADS if config.format == "parquet" else _TEXT_THREADS) as pool:
+        found = list(pool.map(look, sources))
+    bad_files = tuple(one for one in found if isinstance(one, BadFile))
+    if bad_files and config.on_bad_file == "fail":
+        shown = "\n".join(f"{bad.path} {bad.reason}" for bad in bad_files[:_SHOWN_FILES])
+        more = f"\nand {len(bad_files) - _SHOWN_FILES} more" if len(bad_files) > _SHOWN_FILES else ""
+        raise ConfigError(f"{shown}{more}\nRepair these files, take them out of input.path, or set input.on_bad_file=skip")
+    return [one for one in found if isinstance(one, Look)], bad_files
+
+
+def _cut(looks: Sequence[Look], rows_per_batch: int | None, limit: int | None) -> pa.Table:
+    num_rows = sum(look.outline.num_rows for look in looks)
+    limit = num_rows if limit is None else min(limit, num_rows)
+    size = rows_per_batch or automatic_rows_per_batch(limit)
+    lines: list[tuple[Any, ...]] = []
+    rows_before = 0
+    for look in looks:
+        source = look.source
+        for cut in look.outline.cut(size, limit - rows_before):
+            lines.append(
+                (len(lines), source.path, look.spooled, source.num_bytes, source.version, cut.first_row, cut.num_rows,
+                 rows_before, cut.first_byte, cut.num_bytes, cut.row_group)
+            )  # fmt: skip
+            rows_before += cut.num_rows
+    columns = list(zip(*lines, strict=True)) if lines else [()] * len(PLAN)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, PLAN, strict=True)], schema=PLAN)
+
+
 def _row_group(batch: dict[str, Any]) -> tuple[str, int | None]:
     return batch["source"], batch["row_group"]
 
@@ -137,89 +182,3 @@ def _count_by_row_group(batches: Sequence[dict[str, Any]]) -> dict[tuple[str, in
         if batch["row_group"] is not None:
             counts[_row_group(batch)] = counts.get(_row_group(batch), 0) + 1
     return counts
-
-
-def _spool(source: Source, config: InputConfig, run: Folder) -> str | None:
-    if config.format != "jsonl" or jsonl.compression_of(source.path) is None:
-        return None
-    name = f"{_SPOOL_FOLDER}/{hashlib.sha256(source.path.encode()).hexdigest()[:16]}.parquet"
-    if not run.exists(name):
-        fs, path = file_system(source.path)
-        try:
-            with run.create(name) as target:
-                jsonl.spool(fs, path, target, config.limit)
-        except (OSError, EOFError, pa.ArrowInvalid) as error:
-            raise ConfigError(
-                f"{source.path} cannot be decompressed: {error}; repair it or take it out of input.path"
-            ) from None
-    return str(run.fs.unstrip_protocol(run.path(name)))
-
-
-def _outline_all(
-    config: InputConfig, sources: Sequence[Source], spooled: Sequence[str | None], rows_per_batch: int | None
-) -> list[Outline]:
-    def outline(source: Source, copy: str | None) -> Outline | str:
-        fs, path = file_system(copy or source.path)
-        try:
-            if copy is not None:
-                found = parquet.outline(fs, path)
-                return parquet.Outline(found.num_rows, jsonl.columns_of_spooled(fs, path), found.group_starts)
-            if config.format == "parquet":
-                return parquet.outline(fs, path)
-            return jsonl.outline(fs, path, rows_per_batch or _JSONL_STRIDE, config.limit)
-        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # whatever a damaged footer may hold
-            return f"{source.path} cannot be read as {config.format}: {str(error).strip()}"
-
-    with ThreadPoolExecutor(_OUTLINE_THREADS[config.format]) as pool:
-        outlines = list(pool.map(outline, sources, spooled))
-    broken = [problem for problem in outlines if isinstance(problem, str)]
-    if broken:
-        shown = "\n".join(broken[:10]) + (f"\nand {len(broken) - 10} more" if len(broken) > 10 else "")
-        raise ConfigError(f"{shown}\nRepair these files or take them out of input.path")
-    return [found for found in outlines if not isinstance(found, str)]
-
-
-def _check_columns(
-    config: InputConfig, sources: Sequence[Source], outlines: Sequence[Outline], needed: Sequence[str]
-) -> pa.Schema:
-    """Refuse columns that are missing, doubled or change their type between files; return the carried ones."""
-    wanted = [*needed, *config.carry_columns]
-    first_seen: dict[str, tuple[pa.DataType, str]] = {}
-    for source, outline in zip(sources, outlines, strict=True):
-        if outline.num_rows == 0:
-            continue
-        if config.format == "parquet":
-            _require(config, outline.columns.names, needed, source.path)
-            _refuse_doubled(config, outline.columns.names, wanted, source.path)
-        for field in outline.columns:
-            known, where = first_seen.setdefault(field.name, (parquet.plain_type(field.type), source.path))
-            if field.name in config.carry_columns and parquet.plain_type(field.type) != known:
-                raise ConfigError(
-                    f"input.carry_columns: {field.name!r} is {known} in {where} and {field.type} in {source.path}; "
-                    "write the files with one type, or leave the column out"
-                )
-    if first_seen:
-        _require(config, list(first_seen), wanted, sources[0].path)
-    carried = pa.schema([(name, first_seen[name][0]) for name in dict.fromkeys(config.carry_columns) if name in first_seen])
-    result_schema(carried)  # raises where a name is taken; the workers would find out after their answers
-    return carried
-
-
-def _require(config: InputConfig, names: Sequence[str], needed: Sequence[str], path: str) -> None:
-    for name in needed:
-        if name not in names:
-            raise ConfigError(f"{_key_of(config, name)}: the column {name!r} is not in {path}{did_you_mean(name, names)}")
-
-
-def _refuse_doubled(config: InputConfig, names: Sequence[str], wanted: Sequence[str], path: str) -> None:
-    for name in wanted:
-        if names.count(name) > 1:
-            raise ConfigError(f"{_key_of(config, name)}: {path} has {names.count(name)} columns {name!r}; rename all but one")
-
-
-def _key_of(config: InputConfig, column: str) -> str:
-    """The setting that asks for a column."""
-    for key in ("prompt_column", "messages_column", "id_column"):
-        if getattr(config, key) == column:
-            return f"input.{key}"
-    return "input.carry_columns" if column in config.carry_columns else "prompt.template"

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -48,8 +47,8 @@ class BoardTally:
     def __init__(self, board: ActorHandle):
         self._board = board
 
-    def __call__(self, statistics: dict[str, Any]) -> None:
-        self._board.add.remote(statistics["worker"], {name: statistics[name] for name in _SUMMED})
+    def __call__(self, worker: str, numbers: dict[str, int]) -> None:
+        self._board.add.remote(worker, numbers)
 
 
 class Pace:
@@ -58,7 +57,7 @@ class Pace:
     def __init__(self, total_rows: int, done_rows: int, num_workers: int, cost_per_worker_s: float):
         self.total_rows = total_rows
         self.done_rows = done_rows
-        self._num_failed = 0
+        self.num_failed = 0
         self._num_tokens = 0
         self._num_workers = num_workers
         self._first_rows = done_rows
@@ -69,7 +68,7 @@ class Pace:
     def update(self, totals: dict[str, int]) -> None:
         """Take the board's sums."""
         self.done_rows = self._first_rows + totals["num_rows"]
-        self._num_failed, self._num_tokens = totals["num_failed"], totals["num_output_tokens"]
+        self.num_failed, self._num_tokens = totals["num_failed"], totals["num_output_tokens"]
         self._num_workers = max(self._num_workers, totals["num_workers"])
         now = time.perf_counter()
         if totals["num_rows"] == 0:  # loading does not count towards the speed
@@ -90,13 +89,15 @@ class Pace:
         cost = (time.perf_counter() - self._started) * self._num_workers * self._cost_per_worker_s
         return (
             f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._num_tokens - tokens) / span_s:,.1f} output tokens/s · "
-            f"{cost:.4f} {currency} · {left} · {self._num_failed:,} failed"
+            f"{cost:.4f} {currency} · {left} · {self.num_failed:,} failed"
         )
 
 
 @contextmanager
-def progress(config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_worker_s: float) -> Iterator[BoardTally]:
-    """Show progress during the block; workers report to the tally that it gives."""
+def progress(
+    config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_worker_s: float
+) -> Iterator[tuple[BoardTally, Pace]]:
+    """Show progress during the block; workers report to the tally that it gives, and the pace follows."""
     board = _Board.remote()  # type: ignore[attr-defined]
     pace = Pace(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
     done = threading.Event()
@@ -104,7 +105,7 @@ def progress(config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_w
     thread = threading.Thread(target=show, args=(config, pace, board, done), name="progress", daemon=True)
     thread.start()
     try:
-        yield BoardTally(board)
+        yield BoardTally(board), pace
     finally:
         done.set()
         thread.join()

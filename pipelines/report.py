@@ -14,6 +14,8 @@ from pipelines.sources import Source
 from pipelines.summary import Summary
 
 _EXAMPLE_CHARACTERS = 300
+_SHOWN_KINDS = 5
+_MANY_CUT = 0.1  # of the answers: so many that max_tokens is likely too small
 _SHOWN_LATENCIES = {
     "ttft_s": "time to first token",
     "time_per_output_token_s": "per output token",
@@ -39,6 +41,14 @@ def summary_report(run: Run, summary: Summary) -> RenderableType:
     for name, value in _lines(summary):
         table.add_row(name, value)
     places = [f"results  {escape(run.folder.url)}/{RESULTS}", f"summary  {escape(run.folder.url)}/stats/summary.json"]
+    share_cut = summary.finish_reasons.get("length", 0) / max(1, sum(summary.finish_reasons.values()))
+    if share_cut > _MANY_CUT:
+        limit = summary.record["identity"]["sampling"]["max_tokens"]
+        places.insert(
+            0, f"[yellow]{share_cut:.0%} of the answers were cut[/] (finish reason length): sampling.max_tokens={limit}"
+        )
+    if summary.num_failed:
+        places.append(f"failed rows  fournee inspect {escape(run.folder.url)}")
     if summary.engine == "echo":
         places.insert(0, "[bold red]ECHO ENGINE: no model ran, these answers repeat their prompts[/]")
     return Group(table, *places)
@@ -57,8 +67,14 @@ def example_report(run: Run) -> RenderableType:
 
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "rows", f"{summary.num_rows:,}: {summary.num_ok:,} ok, {summary.num_failed:,} failed"
-    if summary.error_kinds:
-        yield "errors", ", ".join(f"{kind} {count:,}" for kind, count in summary.error_kinds.items())
+    for kind, count in list(summary.error_kinds.items())[:_SHOWN_KINDS]:
+        yield f"  {kind}", f"{count:,}, such as {escape(summary.error_examples[kind])}"
+    if len(summary.error_kinds) > _SHOWN_KINDS:
+        yield "  other kinds", f"{len(summary.error_kinds) - _SHOWN_KINDS}; see stats/summary.json"
+    if summary.bad_files:
+        yield "files left out", "\n".join(escape(f"{path}: {reason}") for path, reason in summary.bad_files.items())
+    if summary.flags:
+        yield "flags", ", ".join(f"{flag} {count:,}" for flag, count in summary.flags.items())
     yield "finish reasons", ", ".join(f"{reason} {count:,}" for reason, count in summary.finish_reasons.items()) or "none"
     prompt, cached = summary.num_prompt_tokens, summary.num_cached_tokens
     yield "tokens", f"{prompt:,} prompt ({cached:,} from cache), {summary.num_output_tokens:,} output"
@@ -73,7 +89,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
         "time",
         (
             f"{summary.wall_s:,.1f} s with workers ({summary.loading_s:,.1f} s loading), "
-            f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s)"
+            f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s), {summary.num_deaths} of them died"
         ),
     )
     for name, label in _SHOWN_LATENCIES.items():

@@ -1,12 +1,13 @@
 """What travels through a worker: batches, the rows read for them, requests, and answers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.errors import RowError
+from pipelines.config import SamplingConfig
+from pipelines.errors import Flag, RowError
 
 Row = dict[str, Any] | RowError
 """One input record as plain Python values, or why it could not be read."""
@@ -34,7 +35,7 @@ class Batch:
         return self.first_row + self.num_rows
 
 
-BATCH_FIELDS = tuple(field.name for field in fields(Batch))
+BATCH_FIELDS = tuple(one.name for one in fields(Batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +45,62 @@ class Block:
     rows: Sequence[Row]
     source_rows: Sequence[int]
     carried: pa.Table
+    offsets: Sequence[int] | None = None
+    """Which rows of the batch these are; None for all of them."""
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The place of each row in its batch."""
+        return range(len(self.rows)) if self.offsets is None else self.offsets
+
+    def take(self, offsets: Sequence[int]) -> "Block":
+        """Only the rows at the given places."""
+        return Block(
+            rows=[self.rows[offset] for offset in offsets],
+            source_rows=[self.source_rows[offset] for offset in offsets],
+            carried=self.carried.take(list(offsets)),
+            offsets=offsets,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A row rendered for the model: a text, or the messages of a conversation."""
+    """A row rendered for the model: a text, or the messages of a conversation, and how to answer it."""
 
     key: str
     prompt: str | list[dict[str, Any]]
+    sampling: SamplingConfig
+    """The run's parameters, or those with the row's own merged over them."""
+    embeds: bool = False
+    """Whether the row asks for an embedding of its text."""
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template that this row adds to the run's."""
+    flags: tuple[Flag, ...] = ()
+    own_sampling: str | None = None
+    """JSON text of the effective parameters, where the row has some of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One of the answers to a request."""
+    """One of the answers to a request, and what post-processing made of it."""
 
     text: str
     finish_reason: str
     stop_reason: str | None
     num_output_tokens: int
     logprobs: list[list[dict[str, Any]]] | None = None
+    reasoning: str | None = None
+    tool_calls: str | None = None
+    """JSON text: a list of {id, type, function: {name, arguments}}."""
+    embedding: list[float] | None = None
+    """Where the model embeds instead of answering; `text` is empty then."""
+    parsed: str | None = None
+    """JSON text: the structured output, or what the post-processing steps made of the text."""
+    filtered_by: str | None = None
+    """The name of the post-processing filter that the answer ran into."""
+    error: RowError | None = None
+    """Why the answer is no good, although the model gave one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +115,42 @@ class Answer:
     generation_s: float
     engine_s: float
     """Its share of the engine's busy time."""
+    num_truncated_tokens: int = 0
+    """Tokens that were cut from the prompt."""
+    prompt_logprobs: list[list[dict[str, Any]]] | None = None
+
+    @property
+    def error(self) -> RowError | None:
+        """Why the row failed although the model answered it: its first completion decides."""
+        return self.completions[0].error
 
 
 Outcome = Answer | RowError
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A row at the end of its way: what it was rendered to, if it came that far, and what came of it."""
+
+    request: Request | None
+    outcome: Outcome
+
+    @property
+    def answer(self) -> Answer | None:
+        """What the model gave, also for a row that failed afterwards."""
+        return self.outcome if isinstance(self.outcome, Answer) else None
+
+    @property
+    def error(self) -> RowError | None:
+        """Why the row failed."""
+        return self.outcome.error if isinstance(self.outcome, Answer) else self.outcome
+
+    @property
+    def flags(self) -> list[Flag]:
+        """What is worth knowing about the row all the same."""
+        flags = [] if self.request is None else list(self.request.flags)
+        if self.answer is not None and self.answer.num_truncated_tokens:
+            flags.append(Flag.PROMPT_TRUNCATED)
+        if self.answer is not None and self.answer.completions[0].filtered_by is not None:
+            flags.append(Flag.FILTERED)
+        return flags

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.config import BatchConfig, EchoEngineConfig, IcebergInput, SqlInput
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import model_digest
@@ -66,10 +66,11 @@ def identity_of(config: BatchConfig, sources: Sequence[Source]) -> dict[str, Any
     return {
         "model": model,
         "engine": engine,
-        "prompt": config.prompt.model_dump(exclude={"template_file"}),
+        "prompt": config.prompt.model_dump(exclude={"template_file", "chat_template_file"}),
         "sampling": config.sampling.model_dump(mode="json"),
+        "postprocess": config.postprocess.model_dump(mode="json"),
         "input": {
-            **config.input.model_dump(mode="json", exclude={"path"}),
+            **config.input.model_dump(mode="json", exclude={"path", "ids", "on_bad_file"}),
             "files": len(sources),
             "bytes": sum(source.num_bytes for source in sources),
             "snapshot": snapshot(sources),
@@ -86,8 +87,7 @@ def run_folder(config: BatchConfig, fingerprint: str) -> Folder:
     """The folder that the user named, else one that follows from the input's name and the identity."""
     if config.output.path is not None:
         return Folder(config.output.path)
-    path = config.input.path if isinstance(config.input.path, str) else config.input.path[0]
-    stem = re.sub(r"[^\w.-]+", "-", PurePosixPath(path).name.partition(".")[0]).strip("-") or "run"
+    stem = re.sub(r"[^\w.-]+", "-", PurePosixPath(_paths(config)[0]).name.partition(".")[0]).strip("-") or "run"
     return Folder(f"runs/{stem}-{fingerprint[:10]}")
 
 
@@ -175,10 +175,22 @@ def _record_in(folder: Folder) -> dict[str, Any] | None:
 
 def _refuse_output_in_input(config: BatchConfig, folder: Folder) -> None:
     """A run's own parts must not become input of its resume."""
-    for path in [config.input.path] if isinstance(config.input.path, str) else config.input.path:
+    for path in _paths(config):
         _, place = file_system(path)
         if f"{folder.path()}/".startswith(f"{place.rstrip('/')}/"):
             raise ConfigError(f"output.path={folder.url} lies in input.path={path}; name a folder outside of it")
+
+
+def _paths(config: BatchConfig) -> list[str]:
+    """Where the input lies; a table in a database or a catalog has a name instead."""
+    match config.input:
+        case SqlInput():
+            return ["sql"]
+        case IcebergInput(table=table):
+            return [table]
+        case _:
+            path = config.input.path
+            return [path] if isinstance(path, str) else list(path)
 
 
 def _changed_sources(folder: Folder, sources: Sequence[Source]) -> Iterator[str]:

@@ -5,6 +5,20 @@ import pyarrow as pa
 from pipelines.errors import ConfigError
 
 _TOKEN_LOGPROB = pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("text", pa.string())])
+_COMPLETION = pa.struct(
+    [
+        ("text", pa.string()),
+        ("finish_reason", pa.string()),
+        ("stop_reason", pa.string()),
+        ("num_output_tokens", pa.int64()),
+        ("reasoning", pa.string()),
+        ("tool_calls", pa.string()),
+        ("parsed", pa.string()),
+        ("filtered_by", pa.string()),
+        ("error_kind", pa.string()),
+        ("error_message", pa.string()),
+    ]
+)
 
 PLAN = pa.schema(
     [
@@ -28,12 +42,14 @@ RESULT = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("source_row", pa.int64(), nullable=False),
         pa.field("status", pa.string(), nullable=False),  # ok | failed
+        pa.field("prompt_kind", pa.string()),  # chat | text: what the row was rendered to
         pa.field("text", pa.string()),
         pa.field("finish_reason", pa.string()),
         pa.field("stop_reason", pa.string()),
         pa.field("num_prompt_tokens", pa.int64()),
         pa.field("num_cached_tokens", pa.int64()),
         pa.field("num_output_tokens", pa.int64()),
+        pa.field("num_truncated_tokens", pa.int64()),  # cut from the prompt, before num_prompt_tokens was counted
         pa.field("queue_s", pa.float64()),  # from arrival in the engine to the first scheduling
         pa.field("ttft_s", pa.float64()),  # from arrival in the engine to the first token
         pa.field("generation_s", pa.float64()),  # from the first token to the last
@@ -41,14 +57,16 @@ RESULT = pa.schema(
         pa.field("error_message", pa.string()),
         pa.field("attempts", pa.int32(), nullable=False),
         pa.field("request_key", pa.string(), nullable=False),
-        pa.field(
-            "completions",  # the answers after the first, where sampling.n > 1
-            pa.list_(pa.struct([("text", pa.string()), ("finish_reason", pa.string()), ("num_output_tokens", pa.int64())])),
-        ),
+        pa.field("flags", pa.list_(pa.string()), nullable=False),  # errors.Flag
+        pa.field("filtered_by", pa.string()),  # the name of the post-processing filter that the answer ran into
+        pa.field("sampling", pa.string()),  # JSON text: the effective parameters, where the row has some of its own
+        pa.field("completions", pa.list_(_COMPLETION)),  # the answers after the first, where n > 1
         pa.field("logprobs", pa.list_(pa.list_(_TOKEN_LOGPROB))),  # a list of candidates for each output token
+        pa.field("prompt_logprobs", pa.list_(pa.list_(_TOKEN_LOGPROB))),  # the same for the prompt; its first is empty
         pa.field("reasoning", pa.string()),
         pa.field("tool_calls", pa.string()),  # JSON text
         pa.field("parsed", pa.string()),  # JSON text
+        pa.field("embedding", pa.list_(pa.float32())),  # where the model embeds instead of answering
     ]
 )
 
@@ -72,6 +90,8 @@ BATCH = pa.schema(
         *(pa.field(f"{name}_{q}", pa.float64()) for name in LATENCIES for q in _QUANTILES),
         pa.field("finish_reasons", pa.map_(pa.string(), pa.int64()), nullable=False),
         pa.field("error_kinds", pa.map_(pa.string(), pa.int64()), nullable=False),
+        pa.field("error_examples", pa.map_(pa.string(), pa.string()), nullable=False),  # the first row's id of each kind
+        pa.field("flags", pa.map_(pa.string(), pa.int64()), nullable=False),
         pa.field("worker", pa.string(), nullable=False),
         pa.field("node", pa.string(), nullable=False),
         pa.field("accelerator", pa.string(), nullable=False),
@@ -101,6 +121,7 @@ WORKER = pa.schema(
         pa.field("cost", pa.float64(), nullable=False),  # lifetime_s x accelerators x price
         pa.field("hardware", pa.string(), nullable=False),  # the node's GPUs or processor
         pa.field("engine", pa.string()),  # JSON text: what the engine resolved its options to; null while it loads
+        pa.field("num_in_flight", pa.int64(), nullable=False),  # batches begun and not committed at the last heartbeat
         pa.field("death", pa.string()),  # why its engine died, if it did
     ]
 )

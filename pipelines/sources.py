@@ -1,24 +1,29 @@
-"""Find the input's files, and notice when one of them changes."""
+"""Find the input's files, and notice when one of them changes or is damaged."""
 
 import hashlib
+import lzma
 import os.path
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from pipelines.config import InputConfig
+from pipelines import tables
+from pipelines.config import CsvInput, InputConfig, JsonlInput, ParquetInput
 from pipelines.errors import ConfigError, RunFailed
-from pipelines.readers.jsonl import compression_of
+from pipelines.readers.compressed import compression_of
 from pipelines.rows import Batch
 from pipelines.storage import file_system
 
 _SUFFIXES = {
     "parquet": {".parquet", ".pq"},
     "jsonl": {".jsonl", ".ndjson", ".json"},
+    "csv": {".csv", ".tsv"},
 }
 _WILDCARD = re.compile(r"[*?[]")
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
@@ -26,7 +31,7 @@ _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "crea
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One input file as it was when it was listed."""
+    """One input file or table as it was when it was listed."""
 
     path: str
     num_bytes: int
@@ -34,10 +39,13 @@ class Source:
 
 
 def list_sources(config: InputConfig) -> list[Source]:
-    """Return the input's files in a stable order, each once.
+    """Return the input's files in a stable order, each once; or its one table.
 
     Raises ConfigError where a path matches nothing.
     """
+    if not isinstance(config, ParquetInput | JsonlInput | CsvInput):
+        name, version = tables.identify(config)
+        return [Source(name, 0, version)]
     paths = [config.path] if isinstance(config.path, str) else config.path
     found: dict[str, Source] = {}
     for path in paths:
@@ -45,8 +53,19 @@ def list_sources(config: InputConfig) -> list[Source]:
     return [found[path] for path in sorted(found)]
 
 
+def is_bad_file(error: Exception) -> bool:
+    """Whether what a file holds is at fault, or that it is gone; not the way to it: credentials, rights, the network."""
+    if isinstance(error, pa.ArrowException):  # damage may come to light as any of them
+        return not isinstance(error, MemoryError | pa.ArrowCancelled)
+    if type(error) is OSError:  # Arrow's word for damage; network libraries have subclasses, the system has an errno
+        return error.errno is None
+    return isinstance(error, EOFError | UnicodeError | FileNotFoundError | zlib.error | lzma.LZMAError)
+
+
 def check_unchanged(batch: Batch) -> None:
-    """Raises RunFailed where a batch's source is not what it was when the run was planned."""
+    """Raises RunFailed where a batch's source is not what it was when the run was planned, unless a copy is read."""
+    if batch.spooled is not None:
+        return
     fs, place = file_system(batch.source)
     try:
         now = _source(fs, fs.info(place))
@@ -105,9 +124,9 @@ def _is_data(name: str, format_name: str) -> bool:
     if _is_hidden(name, marks=(".", "_")):
         return False
     suffixes = PurePosixPath(name).suffixes
-    if format_name == "jsonl" and compression_of(name) is not None:
+    if format_name != "parquet" and compression_of(name) is not None:
         suffixes = suffixes[:-1]
-    return bool(suffixes) and suffixes[-1] in _SUFFIXES[format_name]
+    return bool(suffixes) and suffixes[-1].lower() in _SUFFIXES[format_name]
 
 
 def _is_hidden(name: str, marks: tuple[str, ...] = (".",)) -> bool:

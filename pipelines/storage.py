@@ -133,6 +133,10 @@ class Folder:
         names = (entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
         return sorted(name for name in names if not name.startswith("."))
 
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        self.fs.rm_file(self.path(name))
+
     def remove(self, *, first: str = "", last: str = "") -> None:
         """Delete the folder and all it holds, one file before all others and one after them, whatever interrupts it."""
         self.fs.invalidate_cache()

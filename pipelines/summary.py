@@ -12,13 +12,15 @@ import pyarrow.parquet as pq
 from pyarrow import acero
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.budget import allowed_failures
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.heartbeat import worker_table
-from pipelines.parts import RESULTS, batch_table, committed, cost_per_million, part_name, read_statistics, tokens_per_s
+from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
 from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
 from pipelines.schema import BATCH, LATENCIES, result_schema
+from pipelines.statistics import batch_table, cost_per_million, tokens_per_s
 
 SUMMARY_FILE = "stats/summary.json"
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -45,6 +47,11 @@ class Summary(BaseModel):
     num_ok: int
     num_failed: int
     error_kinds: dict[str, int]
+    error_examples: dict[str, str]
+    """For each kind of error a row that failed with it: its id, or its place where it has none."""
+    flags: dict[str, int]
+    bad_files: dict[str, str]
+    """Input files that were left out because they cannot be read, and why."""
     finish_reasons: dict[str, int]
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -53,6 +60,8 @@ class Summary(BaseModel):
     num_attempts: int
     num_workers: int
     """Worker lifetimes, over all attempts."""
+    num_deaths: int
+    """Of them, those that ended because their engine or process died."""
     wall_s: float
     """From the first worker's start to the last heartbeat, summed over the attempts."""
     worker_s: float
@@ -95,7 +104,8 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
 def read_summary(run: Run, config: BatchConfig) -> Summary:
     """The summary of a finished run, judged by the error budget of now."""
     summary = Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
-    return summary.model_copy(update={"exit_code": exit_code(config, summary.num_rows, summary.num_failed)})
+    code = exit_code(config, summary.num_rows, summary.num_failed, len(summary.bad_files))
+    return summary.model_copy(update={"exit_code": code})
 
 
 def verify(run: Run, plan: Plan) -> pa.Table:
@@ -133,9 +143,11 @@ def _check_part(found: dict[str, Any], batch: dict[str, Any], fingerprint: str) 
         raise RunFailed(f"{name} does not match the plan: {differences}; delete it and resume the run")
 
 
-def exit_code(config: BatchConfig, num_rows: int, num_failed: int) -> ExitCode:
-    """Whether so many failed rows are too many."""
-    return ExitCode.OK if num_failed <= config.errors.max_failed_fraction * num_rows else ExitCode.ROWS_FAILED
+def exit_code(config: BatchConfig, num_rows: int, num_failed: int, num_bad_files: int) -> ExitCode:
+    """Whether so many failed rows are too many; a file that was left out always is."""
+    if num_bad_files or num_failed > allowed_failures(config.errors, num_rows):
+        return ExitCode.ROWS_FAILED
+    return ExitCode.OK
 
 
 def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table) -> Summary:
@@ -146,13 +158,16 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
     num_prompt, num_output = total("num_prompt_tokens"), total("num_output_tokens")
     wall_s, cost, engine_s = _wall_s(workers), _sum(workers, "cost"), _sum(batches, "engine_s")
     return Summary(
-        exit_code=exit_code(config, num_rows, num_failed),
+        exit_code=exit_code(config, num_rows, num_failed, len(plan.bad_files)),
         engine=config.engine.kind,
         fingerprint=run.fingerprint,
         num_rows=num_rows,
         num_ok=total("num_ok"),
         num_failed=num_failed,
         error_kinds=_counts(batches["error_kinds"]),
+        error_examples={kind: row for some in reversed(batches["error_examples"].to_pylist()) for kind, row in some},
+        flags=_counts(batches["flags"]),
+        bad_files={file.path: file.reason for file in plan.bad_files},
         finish_reasons=_counts(batches["finish_reasons"]),
         num_prompt_tokens=num_prompt,
         num_cached_tokens=total("num_cached_tokens"),
@@ -160,6 +175,7 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         num_batches=len(batches),
         num_attempts=run.attempt,
         num_workers=len(workers),
+        num_deaths=len(workers) - workers["death"].null_count,
         wall_s=wall_s,
         worker_s=_sum(workers, "lifetime_s"),
         loading_s=_sum(workers, "loading_s"),

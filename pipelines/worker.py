@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,17 +22,16 @@ import pyarrow as pa
 
 from pipelines.config import BatchConfig, Device, EchoEngineConfig
 from pipelines.engines import Ticket, build_engine
-from pipelines.errors import ConfigError, EngineDead, RowError, RunFailed
+from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError, RunFailed
 from pipelines.heartbeat import Heartbeat
 from pipelines.model import model_folder
-from pipelines.parts import Origin, Timing, commit, part_name, request_key, result_table, statistics_of
+from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
-from pipelines.prompts import Renderer
-from pipelines.readers import read_batches
-from pipelines.readers.jsonl import as_text
-from pipelines.rows import Batch, Block, Outcome, Request, Row
+from pipelines.poison import Cell
+from pipelines.rows import Batch, Settled
 from pipelines.run import RUN_FILE
-from pipelines.sources import check_unchanged
+from pipelines.statistics import Origin
+from pipelines.steps import Entry, Steps, Work
 from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
@@ -53,9 +52,9 @@ _OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest 
 
 
 class Tally(Protocol):
-    """Where a worker reports each committed batch."""
+    """Where a worker reports what it has committed: how many rows, failures and tokens are new."""
 
-    def __call__(self, statistics: dict[str, Any]) -> None: ...
+    def __call__(self, worker: str, numbers: dict[str, int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,6 @@ class Worker:
     def __init__(self, job: Job, tally: Tally):
         self._job = job
         self._tally = tally
-        self._renderer = Renderer(job.config.prompt, job.config.input)
-        self._id_column = job.config.input.id_column
-        self._columns = list(dict.fromkeys([*self._renderer.columns, *([self._id_column] if self._id_column else [])]))
         self._origin = Origin(
             fingerprint=job.fingerprint,
             worker=uuid.uuid4().hex[:8],
@@ -96,6 +92,7 @@ class Worker:
         self._turn = asyncio.Lock()  # shards are read one after the other, in order
         self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
         self._open = asyncio.Semaphore(_OPEN_BATCHES)
+        self._answering: set[asyncio.Task[Any]] = set()
         self._refusal: ConfigError | None = None
         try:
             self._load()
@@ -103,7 +100,7 @@ class Worker:
             self._refusal = error
 
     async def __call__(self, shard: pa.Table) -> pa.Table:
-        """Answer those of a shard's batches that have no part yet; see `raise_failure` for what else may come."""
+        """Answer those of a shard's batches that are not settled yet; see `raise_failure` for what else may come."""
         try:
             lines = await self._work(batches_of(shard))
         except ConfigError as error:
@@ -114,6 +111,15 @@ class Worker:
             lines = [{"failure": "run", "message": f"{type(error).__name__}: {error}"}]
         return pa.Table.from_pylist(lines, schema=_SUMMARY)
 
+    def _load(self) -> None:
+        job = self._job
+        _check_folder(job)
+        self._heartbeat = Heartbeat(job.run, self._origin, job.config.cluster.heartbeat_s)
+        folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
+        self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
+        self._steps = Steps(job.config, job.run, job.carried, self._origin, self._engine)
+        self._heartbeat.ready(self._engine)
+
     async def _work(self, batches: Sequence[Batch]) -> list[dict[str, Any]]:
         """Keep the batches of a shard moving, and commit each as soon as it is done."""
         if self._refusal is not None:
@@ -121,61 +127,85 @@ class Worker:
         tasks: list[asyncio.Task[dict[str, Any]]] = []
         try:
             async with asyncio.TaskGroup() as group, self._turn:
-                async for batch, block in self._blocks(batches):
-                    tasks.append(group.create_task(self._answer(batch, block)))
+                async for work in self._read(batches):
+                    if work.is_suspect:  # it gets the engine to itself: should it die again, nothing dies with it
+                        await self._drained()
+                    tasks.append(group.create_task(self._answer(work)))
+                    self._answering.add(tasks[-1])
+                    tasks[-1].add_done_callback(self._answering.discard)
+                    if work.is_suspect:
+                        await self._drained()
         except ExceptionGroup as errors:
             self._leave_if_dead(errors)
             raise errors.exceptions[0] from None
         await _in(self._committers, self._heartbeat.beat)
         return [task.result() for task in tasks]
 
-    def _load(self) -> None:
-        job = self._job
-        _check_folder(job)
-        self._heartbeat = Heartbeat(job.run, self._origin, job.config.cluster.heartbeat_s)
-        folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
-        self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
-        self._heartbeat.ready(self._engine)
-
-    async def _blocks(self, batches: Sequence[Batch]) -> AsyncIterator[tuple[Batch, Block]]:
+    async def _read(self, batches: Sequence[Batch]) -> AsyncIterator[Work]:
         """Read batch after batch, as long as there is room for one more ahead of the engine."""
-        config = self._job.config.input
-        for _, neighbours in groupby(await _in(self._reader, self._uncommitted, batches), key=lambda batch: batch.source):
-            batches = list(neighbours)
-            await _in(self._reader, check_unchanged, batches[0])
-            blocks = read_batches(config.format, batches, self._columns, self._job.carried)
-            for batch in batches:
+        unsettled = await _in(self._reader, self._steps.unsettled, batches)
+        since_attempt = self._job.attempt if self._job.config.retry_failed else 1  # who asks for a row again gets it run again
+        suspicions = await _in(self._reader, self._heartbeat.suspicions, since_attempt)
+        for _, group in groupby(unsettled, key=lambda pair: pair[0].source):
+            neighbours = list(group)
+            blocks = self._steps.blocks([batch for batch, _ in neighbours])
+            for batch, part in neighbours:
                 await self._open.acquire()
                 await self._ahead.acquire()
-                yield batch, await _in(self._reader, next, blocks)
+                block = await _in(self._reader, next, blocks)
+                work = Work(batch, block if part is None else block.take(failed_offsets(part)), part, suspicions)
+                if work.is_suspect:  # nothing is read ahead of it
+                    self._ahead.release()
+                yield work
 
-    def _uncommitted(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Leave out what a worker before this one has committed: Ray hands a dead worker's shards on as they were."""
-        return [batch for batch in batches if not self._job.run.exists(part_name(batch.batch_id))]
-
-    async def _answer(self, batch: Batch, block: Block) -> dict[str, Any]:
+    async def _answer(self, work: Work) -> dict[str, Any]:
         """Take one batch from its rows to its part."""
         try:
             started_at_s, started = time.time(), time.perf_counter()
-            requests, ticket = await self._enter(batch, block)
-            answered = await asyncio.wrap_future(ticket.answered)
-            timing = Timing(started_at_s, time.perf_counter() - started)
-            coming = iter(answered)
-            outcomes: list[Outcome] = [one if isinstance(one, RowError) else next(coming) for one in requests]
-            statistics: dict[str, Any] = await _in(self._committers, self._commit, batch, block, outcomes, timing)
+            settled: list[Settled] = []
+            for cell in work.cells:
+                settled += await self._settle(work, cell)
+            wall_s = time.perf_counter() - started
+            statistics: dict[str, Any] = await _in(self._committers, self._commit, work, settled, started_at_s, wall_s)
             return statistics
         finally:
             self._open.release()
 
-    async def _enter(self, batch: Batch, block: Block) -> tuple[list[Any], Ticket]:
-        """Make a batch ready and see all of its requests into the engine; then there is room to read another."""
+    async def _settle(self, work: Work, cell: Cell) -> list[Settled]:
+        """Answer the rows of a cell, together; a row that is known to kill engines is failed instead."""
+        if work.suspicions.is_convicted(cell):
+            deaths = work.suspicions.num_deaths(cell.batch_id)
+            return [Settled(None, RowError(ErrorKind.ENGINE_KILLED, f"engines died {deaths} times until this row was found"))]
+        if not work.rows_in(cell):
+            return []
+        await _in(self._committers, self._heartbeat.enter, cell)
+        entries, ticket = await self._enter(work, cell)
+        await asyncio.wrap_future(ticket.answered)
+        self._heartbeat.leave(cell)
+        settled: list[Settled] = await _in(self._committers, self._steps.finish, entries, ticket)
+        return settled
+
+    async def _enter(self, work: Work, cell: Cell) -> tuple[list[Entry], Ticket]:
+        """Make rows ready and see all of their requests into the engine; then there is room to read another batch."""
         try:
-            requests = await _in(self._preparer, self._prepare, batch, block)
-            ticket = self._engine.submit([request for request in requests if not isinstance(request, RowError)])
+            entries = await _in(self._preparer, self._steps.prepare, work, cell)
+            ticket = self._engine.submit([entry.prepared for entry in entries if entry.error is None])
             await asyncio.wrap_future(ticket.admitted)
-            return requests, ticket
+            return entries, ticket
         finally:
-            self._ahead.release()
+            if not work.is_suspect:
+                self._ahead.release()
+
+    def _commit(self, work: Work, settled: Sequence[Settled], started_at_s: float, wall_s: float) -> dict[str, Any]:
+        statistics, progress = self._steps.commit(work, settled, started_at_s, wall_s)
+        self._heartbeat.committed()
+        self._tally(self._origin.worker, progress)
+        return statistics
+
+    async def _drained(self) -> None:
+        """Wait until no batch is being answered, of whatever shard."""
+        if self._answering:
+            await asyncio.wait(self._answering)
 
     def _leave_if_dead(self, errors: ExceptionGroup[Exception]) -> None:
         """End a process whose engine is dead: Ray starts another one and hands its shards on, which it does for no error."""
@@ -185,34 +215,6 @@ class Worker:
             logger.error("worker %s ends: %s", self._origin.worker, reason)
             self._heartbeat.died(reason)
             os._exit(1)
-
-    def _prepare(self, batch: Batch, block: Block) -> list[Any]:
-        """Render and tokenise each row; a row that cannot be is replaced by its error."""
-        return [self._prepare_row(row, request_key(batch, offset)) for offset, row in enumerate(block.rows)]
-
-    def _prepare_row(self, row: Row, key: str) -> Any:
-        if isinstance(row, RowError):
-            return row
-        try:
-            return self._engine.prepare(Request(key, self._renderer.render(row)))
-        except RowError as error:
-            return error
-
-    def _commit(self, batch: Batch, block: Block, outcomes: Sequence[Outcome], timing: Timing) -> dict[str, Any]:
-        statistics = statistics_of(batch, outcomes, timing, self._origin)
-        table = result_table(batch, block, list(self._ids(batch, block)), outcomes)
-        commit(self._job.run, table, statistics, self._job.config.output.compression)
-        self._heartbeat.committed()
-        self._tally(statistics)
-        return statistics
-
-    def _ids(self, batch: Batch, block: Block) -> Iterator[str | None]:
-        """Each row's id as text: from its column, else its number in the whole input."""
-        for offset, row in enumerate(block.rows):
-            if self._id_column is None:
-                yield str(batch.rows_before + offset)
-            else:
-                yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))
 
 
 def raise_failure(summary: pa.Table) -> None:

@@ -1,6 +1,6 @@
 """The engine: one protocol, two engines. Only `engines/vllm.py` imports vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -15,20 +15,25 @@ class Ticket:
     def __init__(self, prepared: Sequence[Any]):
         self.prepared = prepared
         self.admitted: Future[None] = Future()
-        self.answered: Future[list[Outcome]] = Future()
-        self._outcomes: dict[int, Outcome] = {}
+        self.answered: Future[None] = Future()
+        self._outcomes: dict[int, Callable[[], Outcome]] = {}
         # From here on nobody can cancel them: a batch that is given up must not look to the engine like a fault of its own.
         self.admitted.set_running_or_notify_cancel()
         self.answered.set_running_or_notify_cancel()
         if not prepared:
             self.admitted.set_result(None)
-            self.answered.set_result([])
+            self.answered.set_result(None)
 
-    def settle(self, index: int, outcome: Outcome) -> None:
-        """Note one request's outcome; each comes once."""
+    def settle(self, index: int, outcome: Callable[[], Outcome]) -> None:
+        """Note one request's outcome; each comes once, and is made by whoever asks for it: parsing is not the engine's work."""
         self._outcomes[index] = outcome
         if len(self._outcomes) == len(self.prepared):
-            self.answered.set_result([self._outcomes[i] for i in range(len(self.prepared))])
+            self.answered.set_result(None)
+
+    def outcomes(self, timeout_s: float | None = None) -> list[Outcome]:
+        """Wait for all outcomes, in the order of the requests; raises EngineDead."""
+        self.answered.result(timeout_s)
+        return [self._outcomes[index]() for index in range(len(self.prepared))]
 
     def fail(self, death: EngineDead) -> None:
         """Give the batch up."""
@@ -40,11 +45,15 @@ class Ticket:
 class Engine(Protocol):
     """Answers requests of several batches together; used from several threads."""
 
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """The texts that the tokenizer takes for more than text."""
+
     def prepare(self, request: Request) -> Any:
         """Render, tokenise and check a request ahead of time, in one thread; raises RowError."""
 
     def submit(self, prepared: Sequence[Any]) -> Ticket:
-        """Take the prepared requests of a batch; its outcomes come in their order, or EngineDead is raised there."""
+        """Take the prepared requests of a batch."""
 
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was in the engine."""
@@ -61,8 +70,8 @@ def build_engine(config: BatchConfig, *, folder: str, revision: str | None, devi
     if isinstance(config.engine, EchoEngineConfig):
         from pipelines.engines.echo import EchoEngine
 
-        return EchoEngine(config.engine, config.sampling)
+        return EchoEngine(config.engine, config.prompt)
     # Importing vLLM takes tens of seconds, so only a process that runs it pays for it.
-    from pipelines.engines.vllm import VllmEngine
+    from pipelines.engines.vllm.engine import VllmEngine
 
     return VllmEngine(config, folder=folder, revision=revision, device=device)

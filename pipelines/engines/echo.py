@@ -5,17 +5,20 @@ For tests, dry runs and the measurement of our own overhead. A run that used it 
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from pipelines.config import EchoEngineConfig, SamplingConfig
+from pipelines.config import EchoEngineConfig, PromptConfig
 from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import ErrorKind, RowError
 from pipelines.rows import Answer, Completion, Outcome, Request
+from pipelines.truncate import truncate
 
 _BATCHES_AT_ONCE = 16
 
@@ -23,6 +26,9 @@ _BATCHES_AT_ONCE = 16
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     words: list[str]
+    max_tokens: int
+    n: int
+    num_truncated_tokens: int
     is_refused: bool
     is_deadly: bool
 
@@ -30,23 +36,39 @@ class _Prepared:
 class EchoEngine:
     """One word is one token; the answer is the prompt's first `max_tokens` words, `stop` if that is all of them."""
 
-    def __init__(self, config: EchoEngineConfig, sampling: SamplingConfig):
+    special_tokens = ("<|echo|>",)
+
+    def __init__(self, config: EchoEngineConfig, prompt: PromptConfig):
         self._config = config
-        self._sampling = sampling
+        self._prompt = prompt
         self._clock = FairClock()
         self._pool = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="echo")
 
     def prepare(self, request: Request) -> _Prepared:
-        """Count the prompt's words; raises RowError where they are too many."""
-        text = request.prompt if isinstance(request.prompt, str) else _text_of(request.prompt)
-        words = text.split()
-        if len(words) >= self._config.max_model_len:
-            raise RowError(
-                ErrorKind.PROMPT_TOO_LONG,
-                f"the prompt has {len(words)} tokens and engine.max_model_len={self._config.max_model_len}",
-            )
+        """Count the prompt's words, and cut them where the settings allow it; raises RowError where they are too many."""
+        if request.embeds:
+            raise RowError(ErrorKind.INVALID_REQUEST, "the row asks for an embedding, and the echo engine has none")
+        text, num_removed = _text_of(request.prompt), 0
+        answer = 1 if self._prompt.too_long == "fail" else request.sampling.max_tokens
+        limit = min(self._config.max_model_len - answer, self._prompt.max_tokens or self._config.max_model_len)
+        num_tokens = len(text.split())
+        if num_tokens > limit:
+            if self._prompt.too_long == "fail" or limit < 1:
+                raise RowError(
+                    ErrorKind.PROMPT_TOO_LONG,
+                    f"the prompt has {num_tokens} tokens; engine.max_model_len={self._config.max_model_len} allows {limit}",
+                )
+            prompt, num_removed = truncate(request.prompt, self._prompt.too_long, limit=limit, spans=_spans, count=_count)
+            text = _text_of(prompt)
         refuse, die = self._config.refuse_text, self._config.die_text
-        return _Prepared(words, refuse is not None and refuse in text, die is not None and die in text)
+        return _Prepared(
+            words=text.split(),
+            max_tokens=request.sampling.max_tokens,
+            n=request.sampling.n,
+            num_truncated_tokens=num_removed,
+            is_refused=refuse is not None and refuse in text,
+            is_deadly=die is not None and die in text,
+        )
 
     def submit(self, prepared: Sequence[_Prepared]) -> Ticket:
         """Answer a batch in a thread of its own."""
@@ -75,10 +97,10 @@ class EchoEngine:
             time.sleep(step_s * max(lengths, default=0))
         share_s = self._clock.end(mark, len(prepared))
         for index, (request, length) in enumerate(zip(prepared, lengths, strict=True)):
-            ticket.settle(index, self._outcome(request, length, step_s, share_s))
+            ticket.settle(index, partial(self._outcome, request, length, step_s, share_s))
 
     def _num_output_tokens(self, request: _Prepared) -> int:
-        return min(len(request.words), self._sampling.max_tokens, self._config.max_model_len - len(request.words))
+        return min(len(request.words), request.max_tokens, self._config.max_model_len - len(request.words))
 
     def _outcome(self, request: _Prepared, length: int, step_s: float, share_s: float) -> Outcome:
         if request.is_refused:
@@ -86,17 +108,28 @@ class EchoEngine:
         reason = "stop" if length == len(request.words) else "length"
         completion = Completion(" ".join(request.words[:length]), reason, None, length)
         return Answer(
-            completions=[completion] * self._sampling.n,
+            completions=[completion] * request.n,
             num_prompt_tokens=len(request.words),
             num_cached_tokens=0,
             queue_s=0.0,
             ttft_s=step_s,
             generation_s=step_s * max(0, length - 1),
             engine_s=share_s,
+            num_truncated_tokens=request.num_truncated_tokens,
         )
 
 
-def _text_of(messages: Sequence[dict[str, Any]]) -> str:
-    """The last message's text: what a chat model would answer to."""
-    content = messages[-1].get("content")
+def _text_of(prompt: str | Sequence[dict[str, Any]]) -> str:
+    """A text as it is, of messages the last one's: what a chat model would answer to."""
+    if isinstance(prompt, str):
+        return prompt
+    content = prompt[-1].get("content")
     return content if isinstance(content, str) else json.dumps(content)
+
+
+def _count(prompt: str | Sequence[dict[str, Any]]) -> int:
+    return len(_text_of(prompt).split())
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(r"\S+", text)]

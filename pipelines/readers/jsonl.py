@@ -3,13 +3,10 @@
 A row is a line that is not empty. Rows are numbered by their line, so that `source_row` + 1 is the line an editor shows.
 """
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +14,14 @@ import pyarrow.parquet as pq
 
 from pipelines.errors import ErrorKind, RowError
 from pipelines.readers import parquet
+from pipelines.readers.compressed import open_text
 from pipelines.rows import Batch, Block, Row
 from pipelines.storage import arrow_file_system, file_system
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+SPOOL = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
+"""The columns of a spooled file: its lines as they are, and their numbers."""
+
 _CHUNK_BYTES = 16 * 2**20
-_SPOOL_ROWS = 16384  # lines in a row group of a spooled file
 _PEEK_ROWS = 100  # rows looked at to know a file's keys
 _MAX_DEPTH = 200  # of a row's nesting: what Python reads at its own limit it cannot write any more
 _BLANK = (b"", b"\r")  # lines that are no rows
@@ -99,31 +98,30 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
         yield Block(rows=rows, source_rows=numbers, carried=_carry(rows, carried))
 
 
-def compression_of(path: str) -> str | None:
-    """The compression that a file's name tells, as Arrow spells it."""
-    return _COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
+def split_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Split a stream into lines without their ends."""
+    rest = b""
+    while chunk := stream.read(_CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in whole)
+    yield rest.removesuffix(b"\r")
 
 
-def spool(fs: Any, path: str, target: io.IOBase | Any, limit: int | None) -> None:
-    """Copy the lines of a compressed file into Parquet, where they can be read by position."""
-    schema = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
-    with (
-        fs.open(path, "rb") as raw,
-        pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression_of(path)) as stream,
-        pq.ParquetWriter(target, schema, compression="zstd") as writer,
-    ):
-        rows = ((line, number) for number, line in enumerate(_lines(stream)) if line)
-        limited = islice(rows, limit)
-        while group := list(islice(limited, _SPOOL_ROWS)):
-            lines, numbers = zip(*group, strict=True)
-            writer.write_table(pa.table([pa.array(lines, pa.large_binary()), pa.array(numbers, pa.int64())], schema=schema))
+def mentions(path: str, key: str) -> bool:
+    """Whether a key stands anywhere in a file; a text that looks like it counts too."""
+    spellings = {json.dumps(key).encode(), json.dumps(key, ensure_ascii=False).encode()}
+    fs, place = file_system(path)
+    with open_text(fs, place) as stream:
+        return any(spelling in line for line in split_lines(stream) for spelling in spellings)
 
 
-def columns_of_spooled(fs: Any, path: str) -> pa.Schema:
-    """The keys of the first rows of a spooled file."""
+def outline_of_spooled(fs: Any, path: str) -> parquet.Outline:
+    """What is in a spooled file, and the keys of its first rows."""
+    found = parquet.outline(fs, path)
     with pq.ParquetFile(path, filesystem=arrow_file_system(fs)) as file:
         head = next(file.iter_batches(batch_size=_PEEK_ROWS, columns=["line"]), None)
-    return _peek(b"\n".join(head["line"].to_pylist()) if head is not None else b"")
+    columns = _peek(b"\n".join(head["line"].to_pylist()) if head is not None else b"")
+    return parquet.Outline(found.num_rows, columns, found.group_starts)
 
 
 def _rows_of(buffer: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -154,21 +152,14 @@ def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[byt
             lines = file.read(batch.num_bytes).split(b"\n")
             numbered = [(n, line) for n, line in enumerate(lines, batch.first_row) if line not in _BLANK]
             numbered = numbered[: batch.num_rows]
+            if len(numbered) < batch.num_rows:
+                raise EOFError(f"{len(numbered)} rows from line {batch.first_row + 1} where {batch.num_rows} were expected")
             yield [n for n, _ in numbered], [line for _, line in numbered]
 
 
 def _spooled_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
     for _, table in parquet.tables(batches, ["line", "number"]):
         yield table["number"].to_pylist(), table["line"].to_pylist()
-
-
-def _lines(stream: Any) -> Iterator[bytes]:
-    """Split a stream into lines without their ends."""
-    rest = b""
-    while chunk := stream.read(_CHUNK_BYTES):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r") for line in whole)
-    yield rest.removesuffix(b"\r")
 
 
 def _parse(line: bytes, number: int) -> Row:

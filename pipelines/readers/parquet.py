@@ -54,42 +54,36 @@ def outline(fs: Any, path: str) -> Outline:
 
 
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:
-    """Yield the rows of neighbouring batches of one file; their row groups are decoded once."""
-    wanted = [*columns, *(name for name in carried.names if name not in columns)]
-    for batch, table in tables(batches, wanted):
+    """Yield the rows of neighbouring batches of one file; their row groups are decoded once.
+
+    Raises where a page is damaged. That costs the batches of its row group which are decoded with it or after it; a new call
+    reads those of all other row groups.
+    """
+    for batch, table in tables(batches, list(dict.fromkeys([*columns, *carried.names]))):
         yield Block(
-            rows=_rows(table.select([name for name in columns if name in table.column_names]), batch.first_row),
+            rows=rows_of(table, columns, batch.first_row),
             source_rows=range(batch.first_row, batch.end_row),
-            carried=_conform(table, carried),
+            carried=conform(table, carried),
         )
 
 
 def tables(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[Batch, pa.Table]]:
     """Yield each batch with its rows of the given columns, those that the file has."""
     fs, path = file_system(batches[0].spooled or batches[0].source)
-    with pq.ParquetFile(path, filesystem=arrow_file_system(fs), buffer_size=BUFFER_BYTES) as file:
-        sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        starts = [0, *accumulate(sizes)]
-        first_group = bisect_right(starts, batches[0].first_row) - 1
-        end_group = bisect_right(starts, batches[-1].end_row - 1)
-        stream = file.iter_batches(
-            batch_size=DECODE_ROWS,
-            row_groups=range(first_group, end_group),
-            columns=[name for name in columns if name in file.schema_arrow.names],
-            use_threads=False,
-        )
-        piece, piece_start = next(stream), starts[first_group]
+    # Without its checksums, which not all writers add, damage in a page that is not compressed passes for data.
+    options = {"buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
+    with pq.ParquetFile(path, filesystem=arrow_file_system(fs), **options) as file:
+        pieces = _pieces(file, batches, [name for name in columns if name in file.schema_arrow.names])
+        piece_start, piece = next(pieces)
         for batch in batches:
-            pieces, row = [], batch.first_row
+            taken, row = [], batch.first_row
             while row < batch.end_row:
                 if row >= piece_start + len(piece):
-                    piece_start += len(piece)
-                    piece = next(stream)
+                    piece_start, piece = next(pieces)
                     continue
-                taken = piece.slice(row - piece_start, batch.end_row - row)
-                pieces.append(taken)
-                row += len(taken)
-            yield batch, pa.Table.from_batches(pieces)
+                taken.append(piece.slice(row - piece_start, batch.end_row - row))
+                row += len(taken[-1])
+            yield batch, pa.Table.from_batches(taken)
 
 
 def plain_type(data_type: pa.DataType) -> pa.DataType:
@@ -101,13 +95,49 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
+def rows_of(table: pa.Table, columns: Sequence[str], first_row: int) -> list[Row]:
+    """The rows of some columns as plain Python values at every depth.
+
+    A map becomes a dict. A row that Python cannot hold becomes an error, and its neighbours stay.
+    """
+    return _rows(table.select([name for name in columns if name in table.column_names]), first_row)
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The carried columns in the types of the run; null where a file lacks one."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _pieces(file: pq.ParquetFile, batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Decode the row groups of the batches piece by piece; each piece with its first row.
+
+    One row group at a time: Arrow would put the end of one and the start of the next into one piece, and damage in one
+    would take rows of its neighbour along.
+    """
+    sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+    starts = [0, *accumulate(sizes)]
+    wanted = [range(bisect_right(starts, one.first_row) - 1, bisect_right(starts, one.end_row - 1)) for one in batches]
+    for group in sorted({group for groups in wanted for group in groups if sizes[group]}):
+        row = starts[group]
+        for piece in file.iter_batches(DECODE_ROWS, row_groups=[group], columns=columns, use_threads=False):
+            yield row, piece
+            row += len(piece)
+        if row != starts[group + 1]:
+            raise pa.ArrowInvalid(f"row group {group} has {row - starts[group]} rows where {sizes[group]} were expected")
+
+
 def _rows(table: pa.Table, first_row: int) -> list[Row]:
-    """The rows as Python values; one that Python cannot hold becomes an error, and its neighbours stay."""
     if not table.num_columns:
         return [{} for _ in range(len(table))]
     try:
-        rows: list[Row] = table.to_pylist()
-    except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date after the year 9999
+        # The setting takes Arrow six times as long, even where there is no map.
+        maps = "strict" if any(_has_map(data_type) for data_type in table.schema.types) else None
+        rows: list[Row] = _in_microseconds(table).to_pylist(maps_as_pydicts=maps)
+    except (ValueError, OverflowError, KeyError, TypeError) as error:  # no UTF-8, the year 10000, a map with a key twice
         if len(table) == 1:
             kind = ErrorKind.INVALID_TEXT if isinstance(error, UnicodeError) else ErrorKind.MALFORMED_ROW
             return [RowError(kind, f"row {first_row} cannot be read: {error}")]
@@ -116,9 +146,27 @@ def _rows(table: pa.Table, first_row: int) -> list[Row]:
     return rows
 
 
-def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+def _has_map(data_type: pa.DataType) -> bool:
+    return pa.types.is_map(data_type) or any(_has_map(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+def _in_microseconds(table: pa.Table) -> pa.Table:
+    """Times as Python holds them: of nanoseconds Arrow makes pandas objects. Raises ArrowInvalid where digits would be lost."""
+    schema = pa.schema([(field.name, _coarser(field.type)) for field in table.schema])
+    return table if schema.types == table.schema.types else table.cast(schema)
+
+
+def _coarser(data_type: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if getattr(data_type, "unit", None) == "ns":
+        if types.is_timestamp(data_type):
+            return pa.timestamp("us", data_type.tz)
+        return pa.duration("us") if types.is_duration(data_type) else pa.time64("us")
+    if types.is_struct(data_type):
+        return pa.struct([field.with_type(_coarser(field.type)) for field in data_type])
+    if types.is_map(data_type):
+        return pa.map_(data_type.key_field, data_type.item_field.with_type(_coarser(data_type.item_type)))
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        make = pa.list_ if types.is_list(data_type) else pa.large_list
+        return make(data_type.value_field.with_type(_coarser(data_type.value_type)))
+    return data_type

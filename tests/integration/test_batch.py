@@ -165,6 +165,51 @@ def test_a_worker_that_dies_again_and_again_ends_the_job_with_what_is_done(fourn
     assert not (fournee.folder / "_SUCCESS").exists()
 
 
+def test_a_row_that_kills_engines_is_found_and_failed_and_every_other_row_is_answered(fournee: Fournee, jsonl: Jsonl) -> None:
+    poisoned = [*rows(57), {"id": "poison", "prompt": "DIE"}, *rows(100)[57:]]
+    done = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "errors.max_failed_fraction=0.1"))
+    assert done.code == 0, done.err
+    by_id = {row["id"]: row for row in fournee.table().to_pylist()}
+    assert sorted(by_id) == sorted(["poison", *(row["id"] for row in rows(100))])
+    assert by_id.pop("poison")["error_kind"] == "engine_killed"
+    assert {i: row["text"] for i, row in by_id.items()} == {row["id"]: row["prompt"].strip() for row in rows(100)}
+    assert len(fournee.table()) == 101
+
+    summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
+    assert summary["num_deaths"] == 3  # in the crowd, in its batch alone, alone
+    assert summary["error_kinds"] == {"engine_killed": 1}
+    assert "engine_killed" in done.out and "such as poison" in done.out
+
+
+def test_a_job_whose_rows_fail_is_stopped_early_with_exit_code_3_and_can_go_on(fournee: Fournee, jsonl: Jsonl) -> None:
+    bad = [{"id": f"r{i}", "prompt": None if i % 2 else "fine"} for i in range(2000)]
+    command = echo(jsonl(bad), "engine.seconds_per_token=0.5", "errors.max_failed_fraction=1")
+    done = fournee.run(*command, "errors.max_failed_rows=20")
+    assert done.code == 3, done.err
+    assert "rows have failed, and" in done.err and "errors.max_failed_rows=20 allows 20" in done.err
+    assert 0 < len(fournee.parts()) < 200
+    assert not (fournee.folder / "_SUCCESS").exists()
+
+    again = fournee.run(*command, "errors.max_failed_rows=20")
+    assert again.code == 3  # what earlier attempts found still counts
+    assert fournee.run(*command, "engine.seconds_per_token=0.0").code == 0
+    assert len(fournee.table()) == 2000
+
+
+def test_failed_rows_of_a_finished_run_are_answered_again_on_request(fournee: Fournee, jsonl: Jsonl) -> None:
+    mixed = [*rows(30), {"id": "null", "prompt": None}]
+    command = echo(jsonl(mixed), "errors.max_failed_fraction=0.5")
+    assert fournee.run(*command).code == 0
+    before = fournee.parts()
+    done = fournee.run(*command, "retry_failed=true")
+    assert done.code == 0, done.err
+    assert sum(fournee.parts()[name] != written for name, written in before.items()) == 1
+    table = fournee.table()
+    assert len(table) == 31
+    assert {row["id"]: row["attempts"] for row in table.to_pylist() if row["attempts"] > 1} == {"null": 2}
+    assert (fournee.folder / "_SUCCESS").exists()
+
+
 def test_the_pool_grows_up_to_max_workers(fournee: Fournee, jsonl: Jsonl) -> None:
     done = fournee.run(
         *echo(jsonl(rows(800)), "engine.seconds_per_token=0.8", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from pipelines.config import InputConfig
+from pipelines.config import CsvInput, FileInput, InputConfig, JsonlInput, ParquetInput
 from pipelines.plan import Plan, make_plan
 from pipelines.readers import read_batches
 from pipelines.rows import Batch, Block
@@ -20,21 +20,31 @@ settings.register_profile("unit", deadline=None, max_examples=40)
 settings.load_profile("unit")
 
 
+_CSV = {"delimiter": ",", "quote": '"', "encoding": "utf-8", "columns": None}
+
+
 @pytest.fixture(scope="session")
-def input_config() -> Callable[..., InputConfig]:
+def input_config() -> Callable[..., FileInput]:
     """The settings of an input: Parquet with the column `prompt`, unless the test says otherwise."""
 
-    def build(path: str | Path | Sequence[str | Path], **changes: Any) -> InputConfig:
+    def build(path: str | Path | Sequence[str | Path], **changes: Any) -> FileInput:
         values: dict[str, Any] = {
             "format": "parquet",
             "path": str(path) if isinstance(path, str | Path) else tuple(str(one) for one in path),
             "id_column": None,
+            "ids": "allow",
             "prompt_column": "prompt",
             "messages_column": None,
+            "request_column": None,
+            "tools_column": None,
+            "sampling_column": None,
+            "schema_column": None,
             "carry_columns": (),
             "limit": None,
+            "on_bad_file": "fail",
         }
-        return InputConfig(**{**values, **changes})
+        kind = {"parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput}[changes.get("format", "parquet")]
+        return kind(**{**values, **(_CSV if kind is CsvInput else {}), **changes})
 
     return build
 
@@ -65,7 +75,7 @@ def blocks_of() -> Callable[..., list[Block]]:
         def each() -> Iterator[Block]:
             lines = (plan.batches if batches is None else batches).to_pylist()
             for _, group in groupby(lines, key=lambda line: line["source"]):
-                yield from read_batches(config.format, [Batch(**line) for line in group], needed, plan.carried)
+                yield from read_batches(config, [Batch(**line) for line in group], needed, plan.carried)
 
         return list(each())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.errors import ErrorKind, ExitCode
+from pipelines.errors import ErrorKind, ExitCode, Flag
 from pipelines.schema import BATCH, RESULT, WORKER
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,11 @@ def test_every_error_kind_has_a_cause_and_a_remedy() -> None:
     explained = {cells[1].strip(" `"): (cells[2].strip(), cells[3].strip()) for cells in lines if len(cells) == 5}
     assert set(explained) == set(ErrorKind)
     assert all(cause and remedy for cause, remedy in explained.values())
+
+
+def test_every_flag_is_explained() -> None:
+    page = text_of("docs/results.md").partition("### Flags")[2]
+    assert not [flag for flag in Flag if f"| `{flag}` | " not in page]
 
 
 def test_every_module_has_its_line_in_the_architecture() -> None:

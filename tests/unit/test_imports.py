@@ -14,6 +14,11 @@ DOORS = {
     "hydra": {"pipelines.compose"},
     "ray": {"pipelines.cluster", "pipelines.progress"},
     "transformers": {"pipelines.model"},
+    "datasets": {"pipelines.tables.huggingface"},
+    "sqlalchemy": {"pipelines.tables.sql"},
+    "deltalake": {"pipelines.tables.delta"},
+    "pyiceberg": {"pipelines.tables.iceberg"},
+    "lance": {"pipelines.tables.lance"},
 }
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
@@ -27,7 +32,15 @@ LEVELS = [
         "pipelines.machine",
         "pipelines.parse",
     },
-    {"pipelines.readers", "pipelines.prompts", "pipelines.engines", "pipelines.model", "pipelines.sources", "pipelines.parts"},
+    {
+        "pipelines.readers",
+        "pipelines.prompts",
+        "pipelines.engines",
+        "pipelines.model",
+        "pipelines.sources",
+        "pipelines.tables",
+        "pipelines.parts",
+    },
     {"pipelines.plan", "pipelines.run", "pipelines.doctor", "pipelines.placement"},
     {"pipelines.heartbeat", "pipelines.worker", "pipelines.summary", "pipelines.progress"},
     {"pipelines.cluster", "pipelines.report"},

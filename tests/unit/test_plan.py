@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import InputConfig
+from pipelines import tables
+from pipelines.config import DeltaInput, FileInput
 from pipelines.errors import ConfigError
-from pipelines.plan import Plan, automatic_rows_per_batch, batches_of, make_shards
-from pipelines.rows import Batch
+from pipelines.plan import Plan, automatic_rows_per_batch, batches_of, make_plan, make_shards
+from pipelines.rows import Batch, Block
 from pipelines.schema import PLAN
+from pipelines.sources import list_sources
 from pipelines.storage import Folder
 
-Configure = Callable[..., InputConfig]
+Configure = Callable[..., FileInput]
 PlanOf = Callable[..., Plan]
 
 
@@ -310,3 +313,29 @@ def test_a_shard_of_a_real_plan_carries_its_batches_unchanged(tmp_path: Path, in
     plan = plan_of(input_config(tmp_path, format="jsonl"), rows_per_batch=3)
     carried = [batch for shard in make_shards(plan.batches, 1) for batch in batches_of(shard)]
     assert carried == [Batch(**line) for line in plan.batches.to_pylist()]
+
+
+def test_a_table_is_planned_and_read_from_its_copy(
+    tmp_path: Path, input_config: Configure, blocks_of: Callable[..., list[Block]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stands for a package that reads tables; test_tables.py has the real ones.
+    def copy(config: DeltaInput, target: IO[bytes], version: str) -> None:
+        pq.write_table(pa.table({"prompt": [f"version {version}"] * 5, "n": range(5)}).slice(0, config.limit), target)
+
+    monkeypatch.setattr(tables, "identify", lambda config: ("delta:///rows", "7"))
+    monkeypatch.setattr(tables, "spool", copy)
+    files = input_config("rows", carry_columns=("n",), limit=4).model_dump(exclude={"format", "path"})
+    config = DeltaInput(format="delta", path="rows", version=None, **files)
+    sources = list_sources(config)
+    plan = make_plan(config, sources, ["prompt"], 2, Folder(str(tmp_path / "run")))
+    assert plan.batches.select(["source", "source_version", "first_row", "row_group"]).to_pylist() == [
+        {"source": "delta:///rows", "source_version": "7", "first_row": first, "row_group": 0} for first in (0, 2)
+    ]
+    blocks = blocks_of(config, plan)
+    assert [row for block in blocks for row in block.rows] == [{"prompt": "version 7"}] * 4
+    assert [n for block in blocks for n in block.carried["n"].to_pylist()] == [0, 1, 2, 3]
+    with pytest.raises(
+        ConfigError, match=r"input\.prompt_column: the column 'promt' is not in delta:///rows; did you mean prompt\?"
+    ):
+        other = config.model_copy(update={"prompt_column": "promt"})
+        make_plan(other, sources, ["promt"], 2, Folder(str(tmp_path / "run")))

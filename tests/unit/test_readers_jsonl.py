@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import InputConfig
+from pipelines import spool
+from pipelines.config import FileInput
 from pipelines.errors import ConfigError, ErrorKind, RowError
 from pipelines.plan import Plan
 from pipelines.readers import jsonl, read_batches
 from pipelines.rows import Batch, Block
 from pipelines.storage import Folder, file_system
 
-Configure = Callable[..., InputConfig]
+Configure = Callable[..., FileInput]
 PlanOf = Callable[..., Plan]
 BlocksOf = Callable[..., list[Block]]
 
@@ -85,6 +87,7 @@ contents = st.lists(
 )
 def test_any_bytes_are_planned_and_read_as_a_naive_reader_reads_them(
     tmp_path_factory: pytest.TempPathFactory,
+    input_config: Configure,
     content: bytes,
     chunk_bytes: int,
     stride: int,
@@ -101,7 +104,8 @@ def test_any_bytes_are_planned_and_read_as_a_naive_reader_reads_them(
     cuts = outline.cut(stride * strides_per_batch, limit if limit is not None else outline.num_rows)
     assert [cut.num_rows for cut in cuts[:-1]] == [stride * strides_per_batch] * len(cuts[:-1])
     assert [line for cut in cuts for line in lines_of_cut(content, cut)] == lines
-    blocks = list(read_batches("jsonl", as_batches(path, cuts), [], pa.schema([]))) if cuts else []
+    config = input_config(file, format="jsonl")
+    blocks = list(read_batches(config, as_batches(path, cuts), [], pa.schema([]))) if cuts else []
     assert [len(block.rows) for block in blocks] == [cut.num_rows for cut in cuts]
     assert numbered_rows(blocks) == [(number, naive_row(number, line)) for number, line in lines]
 
@@ -168,7 +172,7 @@ def test_a_compressed_file_gives_the_rows_of_the_plain_one(
     plain_plan, plain = read("rows.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_CHUNK_BYTES", chunk_bytes)
-        patch.setattr(jsonl, "_SPOOL_ROWS", spool_rows)
+        patch.setattr(spool, "_GROUP_ROWS", spool_rows)
         spooled_plan, spooled = read(f"rows.jsonl{suffix}")
     assert spooled_plan.batches["num_rows"] == plain_plan.batches["num_rows"]
     assert numbered_rows(spooled) == numbered_rows(plain)
@@ -244,6 +248,26 @@ def test_a_bad_line_fails_its_own_row_and_no_other(
     assert [value for block in blocks for value in block.carried["n"].to_pylist()] == ["1", None, "3"]
 
 
+def test_good_rows_stay_among_bad_lines_and_rows_of_other_shapes(read_bytes: Callable[..., list[Block]]) -> None:
+    lines = [
+        b'{"name": "a", "prompt": "x"}',
+        b'{"name": "b", "pro',
+        b'"text"',
+        b"",
+        b'{"name": 7, "prompt": ["x"]}',
+        b'{"name": "7"}',
+    ]
+    blocks = read_bytes(b"\n".join(lines), carry_columns=("name",))
+    assert numbered_rows(blocks) == [
+        (0, {"name": "a", "prompt": "x"}),
+        (1, ErrorKind.MALFORMED_ROW),
+        (2, ErrorKind.MALFORMED_ROW),
+        (4, {"name": 7, "prompt": ["x"]}),
+        (5, {"name": "7"}),
+    ]
+    assert [text for block in blocks for text in block.carried["name"].to_pylist()] == ["a", None, None, "7", "7"]
+
+
 def test_a_row_that_is_nested_too_deep_to_be_carried_fails_alone(read_bytes: Callable[..., list[Block]]) -> None:
     nested = [b"[" * depth + b"]" * depth for depth in range(1, 1200)]
     blocks = read_bytes(b"\n".join(b'{"n": %b}' % value for value in nested), carry_columns=("n",))
@@ -265,7 +289,13 @@ def test_a_row_with_many_brackets_but_little_nesting_is_read(read_bytes: Callabl
         (rb'"\u0000"', "\0", "\0"),
         ('"\u2028\u0085"'.encode(), "\u2028\u0085", "\u2028\u0085"),
         (b"9007199254740993", 2**53 + 1, "9007199254740993"),
-        (b"18446744073709551616", 2**64, "18446744073709551616"),
+        (b"18446744073709551615", 2**64 - 1, "18446744073709551615"),
+        (b"1180591620717411303424", 2**70, "1180591620717411303424"),
+        (b'"2024-01-01"', "2024-01-01", "2024-01-01"),
+        (b'"007"', "007", "007"),
+        (b'"true"', "true", "true"),
+        (b'"NA"', "NA", "NA"),
+        (b'""', "", ""),
         (b"-" + b"9" * 4300, -int("9" * 4300), "-" + "9" * 4300),
         (b"0.1", 0.1, "0.1"),
         (b"true", True, "true"),
@@ -314,7 +344,7 @@ def test_a_damaged_compressed_file_is_refused_by_name_and_leaves_no_copy(
     with pa.CompressedOutputStream(str(tmp_path / "whole"), COMPRESSIONS[suffix]) as stream:
         stream.write(content)
     damaged = (tmp_path / "whole").read_bytes()[:-9] if damage == "truncated" else content
-    with pytest.raises(ConfigError, match=r"rows\.jsonl\.\w+ cannot be decompressed: .*input\.path"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl\.\w+ cannot be read as jsonl: .*\n.*input\.path"):
         read_bytes(damaged, name=f"rows.jsonl{suffix}")
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
 
@@ -329,3 +359,20 @@ def test_files_on_object_storage_are_spooled_and_read(
     plan = plan_of(config, needed=("n",), run=Folder(f"{bucket.url}/run"))
     assert numbered_rows(blocks_of(config, plan, needed=("n",))) == [(0, {"n": 1}), (0, {"n": 2})]
     bucket.remove()
+
+
+def test_a_copy_of_other_rows_is_not_used(read_bytes: Callable[..., list[Block]]) -> None:
+    content = gzip.compress(b'{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    for limit in (1, 3):
+        assert len(numbered_rows(read_bytes(content, name="rows.jsonl.gz", limit=limit))) == limit
+    other = gzip.compress(b'{"n": 1}\n')
+    assert len(numbered_rows(read_bytes(other, name="rows.jsonl.gz", limit=3))) == 1
+
+
+def test_long_lines_are_copied_in_small_row_groups(tmp_path: Path, read_bytes: Callable[..., list[Block]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool, "_GROUP_BYTES", 100)
+        blocks = read_bytes(gzip.compress(b'{"n": "%b"}\n' % (b"x" * 60) * 9), name="rows.jsonl.gz")
+    assert numbered_rows(blocks) == [(n, {"n": "x" * 60}) for n in range(9)]
+    (copy,) = (tmp_path / "run" / "spool").iterdir()
+    assert pq.ParquetFile(copy).metadata.num_row_groups == 5

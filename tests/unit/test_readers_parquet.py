@@ -1,7 +1,8 @@
 """Reading Parquet by batch gives the file's rows, in order, however file and batches are cut."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.config import InputConfig
+from pipelines.config import FileInput
 from pipelines.errors import ErrorKind, RowError
 from pipelines.plan import Plan
 from pipelines.readers import parquet
+from pipelines.readers.jsonl import as_text
 from pipelines.rows import Block
 
-Configure = Callable[..., InputConfig]
+Configure = Callable[..., FileInput]
 PlanOf = Callable[..., Plan]
 BlocksOf = Callable[..., list[Block]]
 ReadTable = Callable[..., list[Block]]
 
+LISTS_OF_STRUCTS = pa.list_(pa.struct([("a", pa.list_(pa.struct([("b", pa.string())])))]))
 NOT_UTF8 = pa.array([b"a", b"\xff\xfe", b"b"]).view(pa.string())
 
 
@@ -141,6 +144,13 @@ def test_a_file_without_rows_has_no_batches(
         (pa.array([[1, None], None, [], [2]]), pa.list_(pa.int64())),
         (pa.array([{"role": "user"}, None, {"role": None}, {"role": "tool"}]), pa.struct([("role", pa.string())])),
         (pa.nulls(4), pa.null()),
+        (pa.array([None, Decimal(2**70), Decimal(-1), Decimal(0)], pa.decimal128(38)), pa.decimal128(38)),
+        (pa.array([None, Decimal("1.10"), Decimal("-0.01"), None]), pa.decimal128(3, 2)),
+        (pa.array([date(2024, 1, 1), None, date(1, 1, 1), date(9999, 12, 31)]), pa.date32()),
+        (pa.array([1, None, 0, -1], pa.timestamp("us", "UTC")), pa.timestamp("us", "UTC")),
+        (pa.array([[None, [1]], None, [], [[]]], pa.list_(pa.list_(pa.int64()))), pa.list_(pa.list_(pa.int64()))),
+        (pa.array([[1.5, None], None, [0, 1], [2, 3]], pa.list_(pa.float64(), 2)), pa.list_(pa.float64(), 2)),
+        (pa.array([[{"a": None}], None, [None], [{"a": [{"b": "x"}]}]]), LISTS_OF_STRUCTS),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
@@ -223,3 +233,138 @@ def test_a_date_that_python_cannot_hold_fails_its_own_row_and_no_other(read_tabl
     assert [first["prompt"], last["prompt"]] == [datetime(1970, 1, 1), datetime(1970, 1, 1, 0, 0, 1)]
     assert isinstance(bad, RowError)
     assert bad.kind == ErrorKind.MALFORMED_ROW
+
+
+PLAIN = {dict, list, str, bytes, int, float, bool, type(None), datetime, date, time, timedelta, Decimal}
+
+
+def types_in(value: Any) -> set[type]:
+    """The types of a value and of all that it holds."""
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return {type(value)}.union(*(types_in(one) for one in inner))
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())), [{"a": 1, "b": None}, None, {}]),
+        (pa.array([[[("a", "b")]], None, []], pa.list_(pa.map_(pa.string(), pa.string()))), [[{"a": "b"}], None, []]),
+        (
+            pa.array([1000, None, 0], pa.timestamp("ns", "UTC")),
+            [datetime(1970, 1, 1, 0, 0, 0, 1, UTC), None, datetime(1970, 1, 1, tzinfo=UTC)],
+        ),
+        (
+            pa.array([{"t": [1000]}, None, {"t": None}], pa.struct([("t", pa.list_(pa.timestamp("ns")))])),
+            [{"t": [datetime(1970, 1, 1, 0, 0, 0, 1)]}, None, {"t": None}],
+        ),
+        (pa.array([1000, None, 0], pa.duration("ns")), [timedelta(microseconds=1), None, timedelta(0)]),
+        (pa.array([1000, None, 0], pa.time64("ns")), [time(0, 0, 0, 1), None, time(0)]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_every_value_is_plain_python_at_every_depth(read_table: ReadTable, column: pa.Array, values: list[Any]) -> None:
+    rows = rows_of(read_table(pa.table({"value": column}), needed=("value",)))
+    assert [row["value"] for row in rows] == values
+    assert types_in(rows) <= PLAIN
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[("a", 1)], [("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int64())),
+        pa.array([0, 1, 1000], pa.timestamp("ns")),
+        pa.array([0, 1, 1000], pa.time64("ns")),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_value_that_python_would_hold_with_a_loss_fails_its_own_row(read_table: ReadTable, column: pa.Array) -> None:
+    rows = rows_of(read_table(pa.table({"value": column}), needed=("value",)))
+    assert [row.kind if isinstance(row, RowError) else None for row in rows] == [None, ErrorKind.MALFORMED_ROW, None]
+
+
+def test_ids_of_files_with_other_types_are_exact_texts(
+    tmp_path: Path, input_config: Configure, plan_of: PlanOf, blocks_of: BlocksOf
+) -> None:
+    ids: dict[str, list[Any]] = {
+        "a": pa.array([2**53 + 1, None, -(2**63)], pa.int64()),
+        "b": pa.array([2**64 - 1, None], pa.uint64()),
+        "c": pa.array([Decimal(2**70), Decimal("0")], pa.decimal128(38)),
+        "d": pa.array(["007", "NA", "", " x"]),
+        "e": pa.array(["2024-01-01", None]).dictionary_encode(),
+        "f": pa.nulls(1),
+    }
+    for name, column in ids.items():
+        pq.write_table(pa.table({"id": column, "prompt": ["x"] * len(column)}), tmp_path / f"{name}.parquet")
+    config = input_config(tmp_path, id_column="id")
+    blocks = blocks_of(config, plan_of(config, needed=("id",)), needed=("id",))
+    assert [as_text(row["id"]) for row in rows_of(blocks)] == [
+        "9007199254740993", None, "-9223372036854775808", "18446744073709551615", None, "1180591620717411303424", "0",
+        "007", "NA", "", " x", "2024-01-01", None, None,
+    ]  # fmt: skip
+
+
+def test_a_column_of_nulls_is_carried_in_the_type_of_other_files(
+    tmp_path: Path, input_config: Configure, plan_of: PlanOf, blocks_of: BlocksOf
+) -> None:
+    pq.write_table(pa.table({"prompt": pa.nulls(2), "topic": pa.nulls(2)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"prompt": ["x"], "topic": ["y"], "extra": [1]}), tmp_path / "b.parquet")
+    config = input_config(tmp_path, carry_columns=("topic",))
+    blocks = blocks_of(config, plan_of(config))
+    assert rows_of(blocks) == [{"prompt": None}, {"prompt": None}, {"prompt": "x"}]
+    assert carried_of(blocks)["topic"].to_pylist() == [None, None, "y"]
+
+
+Column = tuple[pa.DataType, st.SearchStrategy[Any]]
+"""A type and a strategy for its values."""
+
+
+def list_of(inner: Column) -> Column:
+    return pa.list_(inner[0]), st.none() | st.lists(inner[1], max_size=3)
+
+
+def struct_of(inner: Column) -> Column:
+    values = st.fixed_dictionaries({"a": inner[1], "b": st.none() | st.booleans()})
+    return pa.struct([("a", inner[0]), ("b", pa.bool_())]), st.none() | values
+
+
+def map_of(inner: Column) -> Column:
+    return pa.map_(pa.string(), inner[0]), st.none() | st.dictionaries(st.sampled_from("xyz"), inner[1], max_size=3)
+
+
+def nested(inner: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
+    return inner.map(list_of) | inner.map(struct_of) | inner.map(map_of)
+
+
+leaves = st.sampled_from(
+    [
+        (pa.int64(), st.none() | st.integers(-(2**63), 2**63 - 1)),
+        (pa.uint64(), st.none() | st.integers(0, 2**64 - 1)),
+        (pa.string(), st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=5)),
+        (pa.binary(), st.none() | st.binary(max_size=5)),
+        (pa.float64(), st.none() | st.floats(allow_nan=False)),
+        (pa.timestamp("ns"), st.none() | st.datetimes(datetime(1800, 1, 1), datetime(2200, 1, 1))),
+        (pa.decimal128(38, 2), st.none() | st.decimals(-(10**30), 10**30, places=2)),
+    ]
+)
+
+
+@given(data=st.data(), rows_per_batch=st.integers(1, 5), rows_per_group=st.integers(1, 5))
+def test_nested_values_of_any_shape_come_out_as_they_went_in(
+    tmp_path_factory: pytest.TempPathFactory,
+    input_config: Configure,
+    plan_of: PlanOf,
+    blocks_of: BlocksOf,
+    data: st.DataObject,
+    rows_per_batch: int,
+    rows_per_group: int,
+) -> None:
+    data_type, value = data.draw(st.recursive(leaves, nested, max_leaves=4))
+    values = data.draw(st.lists(value, max_size=8))
+    path = tmp_path_factory.mktemp("nested") / "rows.parquet"
+    column = pa.array(values, data_type)
+    pq.write_table(pa.table({"value": column}), path, row_group_size=rows_per_group)
+    config = input_config(path, carry_columns=("value",))
+    blocks = blocks_of(config, plan_of(config, needed=("value",), rows_per_batch=rows_per_batch), needed=("value",))
+    rows = rows_of(blocks)
+    assert rows == [{"value": one} for one in values]
+    assert types_in(rows) <= PLAIN

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from pipelines.batch import check_engine, open_plan
+from pipelines.batch import check_settings, open_plan
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError
 from pipelines.parts import part_name
@@ -176,5 +176,5 @@ def test_without_a_path_the_folder_follows_from_the_identity(batch_config: Confi
 def test_a_token_is_no_setting_and_is_not_repeated(batch_config: Config, command: list[str]) -> None:
     config = batch_config(*command, "engine=vllm", "engine.kwargs.hf_token=hf_secret")
     with pytest.raises(ConfigError, match="HF_TOKEN") as refusal:
-        check_engine(config)
+        check_settings(config)
     assert "hf_secret" not in str(refusal.value)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import InputConfig
+from pipelines.config import FileInput
 from pipelines.errors import ConfigError
 from pipelines.sources import Source, list_sources, snapshot
 from pipelines.storage import Folder
 
-Configure = Callable[..., InputConfig]
+Configure = Callable[..., FileInput]
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -60,6 +60,12 @@ def test_a_folder_is_all_files_of_the_format_at_every_depth(tmp_path: Path, name
 def test_a_parquet_folder_is_its_parquet_files(tmp_path: Path, input_config: Configure) -> None:
     touch(tmp_path, "a.parquet", "b.pq", "c.parquet.gz", "d.jsonl")
     assert [Path(source.path).name for source in list_sources(input_config(tmp_path))] == ["a.parquet", "b.pq"]
+
+
+def test_a_folder_of_delimited_text_is_its_csv_and_tsv_files(tmp_path: Path, input_config: Configure) -> None:
+    touch(tmp_path, "a.csv", "b.tsv", "c.csv.gz", "d.TSV.ZST", "e.CSV", "f.jsonl", "g.gz")
+    found = [Path(source.path).name for source in list_sources(input_config(tmp_path, format="csv"))]
+    assert found == ["a.csv", "b.tsv", "c.csv.gz", "d.TSV.ZST", "e.CSV"]
 
 
 def test_markers_and_hidden_files_in_a_folder_are_no_input(tmp_path: Path, names_of: Callable[..., list[str]]) -> None:

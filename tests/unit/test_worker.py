@@ -14,20 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import worker
-from pipelines.batch import open_plan
 from pipelines.config import BatchConfig
 from pipelines.engines import Ticket
 from pipelines.errors import ConfigError, EngineDead, ExitCode, RunFailed
 from pipelines.heartbeat import deaths
 from pipelines.parts import committed, part_name
-from pipelines.plan import Plan, make_shards
+from pipelines.plan import make_shards
 from pipelines.rows import Request
-from pipelines.run import Run, begin_attempt, open_run
+from pipelines.run import Run
 from pipelines.schema import BATCH, RESULT, WORKER
-from pipelines.sources import list_sources
 from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary, verify
-from pipelines.worker import Job, Worker, raise_failure
+from tests.unit.story import answer, echo, hand, results
 
 Config = Callable[..., BatchConfig]
 
@@ -40,48 +38,6 @@ def run_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     name = f"/runs/{uuid.uuid4().hex}"
     yield f"memory:/{name}"
     fsspec.filesystem("memory").rm(name, recursive=True)
-
-
-def answer(config: BatchConfig, *, most_shards: int | None = None) -> tuple[Run, Plan, list[dict[str, Any]]]:
-    """Do what the story does, with one worker in this process; stop after `most_shards` as a crash would."""
-    sources = list_sources(config.input)
-    run = open_run(config, sources)
-    plan = open_plan(config, sources, run.folder)
-    begin_attempt(run)
-    reported: list[dict[str, Any]] = []
-    shards = make_shards(plan.without(committed(run.folder)), num_workers=1)[:most_shards]
-    asyncio.run(hand(config, run, plan, shards, reported))
-    return run, plan, reported
-
-
-async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table], reported: list[dict[str, Any]]) -> None:
-    """Hand shards to a new worker, all at once, as Ray does."""
-    job = Job(
-        config=config,
-        run=run.folder,
-        attempt=run.attempt,
-        carried=plan.carried,
-        fingerprint=run.fingerprint,
-        model_revision=None,
-        device="cpu",
-        num_accelerators=1,
-    )
-    one = Worker(job, reported.append)
-    for summary in await asyncio.gather(*(one(shard) for shard in shards)):
-        raise_failure(summary)
-
-
-def results(run: Run) -> list[dict[str, Any]]:
-    names = [f"results/{name}" for name in run.folder.names("results")]
-    tables = [pq.read_table(run.folder.path(name), filesystem=run.folder.arrow, partitioning=None) for name in names]
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def echo(path: Path, run_url: str, *more: str) -> list[str]:
-    return [
-        "engine=echo", "engine.rows_per_batch=10", "input=jsonl", f"input.path={path}", "input.id_column=id",
-        f"output.path={run_url}", *more,
-    ]  # fmt: skip
 
 
 def test_every_row_comes_out_once_answered_or_failed_with_a_reason(
@@ -103,7 +59,7 @@ def test_every_row_comes_out_once_answered_or_failed_with_a_reason(
     assert {row["id"]: row["topic"] for row in rows if row["status"] == "ok"} == dict.fromkeys((r["id"] for r in good), "a")
     assert (summary.num_rows, summary.num_ok, summary.num_failed) == (45, 40, 5)
     assert summary.exit_code == ExitCode.ROWS_FAILED
-    assert sum(line["num_rows"] for line in reported) == 45
+    assert sum(line["num_ok"] + line["num_failed"] for line in reported) == 45
 
 
 def test_ids_without_a_column_are_row_numbers_and_repeated_ids_lose_no_row(
@@ -225,8 +181,7 @@ def test_a_shard_that_is_handed_on_is_not_answered_twice(
     """What Ray does with the shards of a dead worker."""
     config = batch_config(*echo(jsonl([{"id": str(i), "prompt": "hi"} for i in range(60)]), run_url))
     run, plan, first = answer(config, most_shards=3)
-    again: list[dict[str, Any]] = []
-    asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), again))
+    again = asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
     assert sorted(line["batch_id"] for line in first + again) == list(range(plan.num_batches))
 
 
@@ -237,7 +192,7 @@ def test_an_input_that_changed_after_planning_stops_the_worker(
     run, plan, _ = answer(config, most_shards=0)
     jsonl([{"id": str(i), "prompt": "ho"} for i in range(31)])
     with pytest.raises(RunFailed, match="changed since the run was planned"):
-        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
     assert not committed(run.folder)
 
 
@@ -248,7 +203,7 @@ def test_a_folder_that_is_another_one_on_the_workers_node_is_refused(
     run, plan, _ = answer(config, most_shards=0)
     elsewhere = replace(run, folder=Folder(str(tmp_path / "elsewhere")))
     with pytest.raises(ConfigError, match=r"is another folder on the node"):
-        asyncio.run(hand(config, elsewhere, plan, make_shards(plan.batches, num_workers=1), []))
+        asyncio.run(hand(config, elsewhere, plan, make_shards(plan.batches, num_workers=1)))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -259,7 +214,7 @@ def test_a_commit_that_fails_is_reported_as_what_it_is(
     run, plan, _ = answer(config, most_shards=0)
     (tmp_path / "run" / "results").write_text("a file where the folder should be")
     with pytest.raises(RunFailed, match="FileExistsError"):
-        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
 
 
 def test_rows_with_several_answers_count_all_their_tokens(
@@ -294,6 +249,8 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
     class DeadEngine:
         """Takes a batch and dies."""
 
+        special_tokens = ()
+
         def prepare(self, request: Request) -> Request:
             return request
 
@@ -319,7 +276,7 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
     monkeypatch.setattr(worker, "build_engine", lambda *arguments, **options: DeadEngine())
     monkeypatch.setattr(worker.os, "_exit", end)
     with pytest.raises(Ended):
-        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), []))
+        asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
     assert deaths(run.folder, attempt=1) == ["CUDA error: an illegal memory access was encountered"]
 
 

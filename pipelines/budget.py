@@ -1,0 +1,41 @@
+"""How many rows may fail, watched while the job runs."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from pipelines.config import ErrorsConfig
+from pipelines.errors import TooManyFailures
+
+
+def allowed_failures(errors: ErrorsConfig, num_rows: int) -> int:
+    """The most rows that may fail: the stricter of the two settings."""
+    by_fraction = math.floor(errors.max_failed_fraction * num_rows)
+    return by_fraction if errors.max_failed_rows is None else min(by_fraction, errors.max_failed_rows)
+
+
+class ErrorBudget:
+    """The failed rows of a whole run against what is allowed of all its rows.
+
+    A job is stopped when it can no longer end well, so what a doomed job wastes is bounded by what was allowed anyway.
+    `count_earlier` counts the failures of earlier attempts; it may take a while, so it runs beside the job.
+    """
+
+    def __init__(self, errors: ErrorsConfig, num_rows: int, count_earlier: Callable[[], int]):
+        self._errors = errors
+        self._num_rows = num_rows
+        self._allowed = allowed_failures(errors, num_rows)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="earlier-failures")
+        self._earlier = pool.submit(count_earlier)
+        pool.shutdown(wait=False)
+
+    def check(self, num_failed: int) -> None:
+        """Raises TooManyFailures where so many failures of this attempt are too many."""
+        total = num_failed + (self._earlier.result() if self._earlier.done() else 0)
+        if total > self._allowed:
+            limit = f"errors.max_failed_fraction={self._errors.max_failed_fraction:g}"
+            if self._errors.max_failed_rows is not None:
+                limit += f", errors.max_failed_rows={self._errors.max_failed_rows}"
+            raise TooManyFailures(
+                f"{total:,} of {self._num_rows:,} rows have failed, and {limit} allows {self._allowed:,}: the job was stopped"
+            )

@@ -1,0 +1,123 @@
+"""What every setting is; the files under `conf/` say what it is set to, and hold the only defaults.
+
+Nothing behind `parse_config` sees a dict, and nothing here is changed after parsing.
+"""
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from pipelines.config.answer import (
+    FORMS,
+    FilterStep,
+    FunctionStep,
+    JsonStep,
+    PostprocessConfig,
+    PromptConfig,
+    RegexStep,
+    SamplingConfig,
+    Step,
+    StripReasoningStep,
+)
+from pipelines.config.engine import Device, EchoEngineConfig, ModelConfig, VllmEngineConfig
+from pipelines.config.input import (
+    CsvInput,
+    DeltaInput,
+    FileInput,
+    HuggingFaceInput,
+    IcebergInput,
+    InputConfig,
+    JsonlInput,
+    LanceInput,
+    ParquetInput,
+    SqlInput,
+    TableInput,
+)
+from pipelines.config.job import ClusterConfig, ErrorsConfig, OutputConfig, PricingConfig
+from pipelines.config.strict import Strict, Text, TextOrList
+from pipelines.suggest import shown
+
+__all__ = [
+    "FORMS",
+    "BatchConfig",
+    "ClusterConfig",
+    "CsvInput",
+    "DeltaInput",
+    "Device",
+    "EchoEngineConfig",
+    "ErrorsConfig",
+    "FileInput",
+    "FilterStep",
+    "FunctionStep",
+    "HuggingFaceInput",
+    "IcebergInput",
+    "InputConfig",
+    "JsonStep",
+    "JsonlInput",
+    "LanceInput",
+    "ModelConfig",
+    "OutputConfig",
+    "ParquetInput",
+    "PostprocessConfig",
+    "PricingConfig",
+    "PromptConfig",
+    "RegexStep",
+    "SamplingConfig",
+    "SqlInput",
+    "Step",
+    "Strict",
+    "StripReasoningStep",
+    "TableInput",
+    "Text",
+    "TextOrList",
+    "VllmEngineConfig",
+]
+
+
+class BatchConfig(Strict):
+    """Everything that `fournee batch` can be told."""
+
+    model: ModelConfig
+    engine: Annotated[VllmEngineConfig | EchoEngineConfig, Field(discriminator="kind")]
+    input: Annotated[InputConfig, Field(discriminator="format")]
+    prompt: PromptConfig
+    sampling: SamplingConfig
+    postprocess: PostprocessConfig
+    output: OutputConfig
+    errors: ErrorsConfig
+    pricing: PricingConfig
+    cluster: ClusterConfig
+    retry_failed: bool
+    """Answer the failed rows of the run again, and put what comes in their place."""
+    dry_run: bool
+    """Check, plan, show both, and stop."""
+    verbose: bool
+    """Show what Ray and vLLM say about themselves."""
+    progress_interval_s: PositiveFloat
+    """Seconds between two progress lines where there is no terminal."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "BatchConfig":
+        template = "prompt.template" if self.prompt.template_file is None else "prompt.template_file"
+        sources = {
+            "input.prompt_column": self.input.prompt_column,
+            "input.messages_column": self.input.messages_column,
+            "input.request_column": self.input.request_column,
+            template: self.prompt.template_file or self.prompt.template,
+        }
+        given = [f"{key}={shown(value)}" for key, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"a row has one prompt, but {' and '.join(given)} are set; set all but one to null")
+        if not given:
+            raise ValueError(f"a row needs a prompt, but {', '.join(sources)} are all null; set one of them")
+        if self.input.request_column is not None:
+            for name in ("tools", "sampling", "schema"):
+                if (column := getattr(self.input, f"{name}_column")) is not None:
+                    raise ValueError(
+                        f"input.{name}_column={shown(column)} has no effect: the request bodies of input.request_column say "
+                        "that themselves; set it to null"
+                    )
+        if self.input.messages_column is not None and self.prompt.kind == "raw":
+            column = shown(self.input.messages_column)
+            raise ValueError(f"input.messages_column={column} holds conversations and needs prompt.kind=chat")
+        return self

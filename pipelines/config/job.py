@@ -1,0 +1,63 @@
+"""Where a job runs, what it writes, what it may cost, and how much of it may fail."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from pipelines.config.strict import Strict, Text
+
+
+class OutputConfig(Strict):
+    """Where the run folder lies."""
+
+    path: Text | None
+    """The run folder; null names it `runs/<input>-<fingerprint>`, so that the same command finds it again."""
+    on_existing: Literal["resume", "refuse", "replace"]
+    """What to do where the folder already holds a run."""
+    compression: Literal["zstd", "snappy", "none"]
+    openai: bool
+    """Also write the results as OpenAI's batch API does: `openai/output.jsonl` and `openai/errors.jsonl`."""
+
+
+class ErrorsConfig(Strict):
+    """How many rows may fail. A job that is above one of them, or is bound to be, stops and ends with exit code 3."""
+
+    max_failed_fraction: Annotated[float, Field(ge=0, le=1)]
+    max_failed_rows: Annotated[int, Field(ge=0)] | None
+
+
+class PricingConfig(Strict):
+    """What an accelerator costs."""
+
+    accelerator: Text
+    price_per_accelerator_hour: NonNegativeFloat
+    """On CPUs the whole worker counts as one accelerator."""
+    currency: Text
+    source: Text
+    """Where the price stands, and of which day it is."""
+
+
+class ClusterConfig(Strict):
+    """Where the workers run."""
+
+    address: Text | None
+    """A Ray cluster; null takes the one this process belongs to (RAY_ADDRESS), else starts one on this machine."""
+    workers: PositiveInt
+    max_workers: PositiveInt | None
+    """Grow up to so many workers with the cluster; null keeps `workers`."""
+    cpus_per_worker: PositiveFloat
+    """CPUs that Ray sets aside for one worker."""
+    accelerator_type: Text | None
+    """Ray's name of the accelerator to run on, such as H100; null takes any."""
+    worker_restarts: Annotated[int, Field(ge=0)]
+    """How often a worker that died is started again; a row that kills engines takes three or four to find."""
+    heartbeat_s: PositiveFloat
+    """How often a worker notes down that it still runs, and what it has cost."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ClusterConfig":
+        if self.max_workers is not None and self.max_workers < self.workers:
+            raise ValueError(
+                f"cluster.max_workers={self.max_workers} is below cluster.workers={self.workers}; null keeps workers"
+            )
+        return self

@@ -1,0 +1,185 @@
+"""What a worker does to a batch, each step in a thread of its own kind; `worker.py` says when.
+
+A batch is read, prepared (rendered and tokenised, which a row may fail), answered by the engine, finished (parsed and
+post-processed, which a row may fail too) and committed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.config import BatchConfig
+from pipelines.engines import Engine, Ticket
+from pipelines.errors import ErrorKind, RowError, RunFailed
+from pipelines.parts import (
+    commit,
+    failed_offsets,
+    merged,
+    part_name,
+    read_part,
+    request_key,
+    result_table,
+    statistics_in,
+)
+from pipelines.poison import Cell, Suspicions
+from pipelines.postprocess import Postprocessor
+from pipelines.readers import read_batches
+from pipelines.readers.jsonl import as_text
+from pipelines.requests import RequestBuilder
+from pipelines.rows import Answer, Batch, Block, Request, Settled
+from pipelines.sources import check_unchanged, is_bad_file
+from pipelines.statistics import Origin, Timing, progress_of, statistics_of
+from pipelines.storage import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A batch, or those of its rows that failed before, and what is known about it."""
+
+    batch: Batch
+    block: Block
+    part: pa.Table | None
+    suspicions: Suspicions
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether an engine died while it worked on this batch."""
+        return self.suspicions.num_deaths(self.batch.batch_id) > 0
+
+    @property
+    def cells(self) -> list[Cell]:
+        """What runs together, one after the other: all of it, unless the batch has killed an engine by itself."""
+        return self.suspicions.cells(self.batch.batch_id, self.batch.num_rows)
+
+    def rows_in(self, cell: Cell) -> list[int]:
+        """Which rows of the block a cell holds."""
+        return [i for i, place in enumerate(self.block.places) if cell.first <= place < cell.first + cell.num_rows]
+
+    def attempts_before(self, place: int) -> int:
+        """How often a row was handed to an engine before this run of it."""
+        return 0 if self.part is None else self.part["attempts"][place].as_py()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row on its way to the engine: its request, what the engine made of it, or why it comes no further."""
+
+    request: Request | None = None
+    prepared: Any = None
+    error: RowError | None = None
+
+
+class Steps:
+    """Takes the rows of batches through everything but the engine itself."""
+
+    def __init__(self, config: BatchConfig, run: Folder, carried: pa.Schema, origin: Origin, engine: Engine):
+        self._config = config
+        self._run = run
+        self._carried = carried
+        self._origin = origin
+        self._engine = engine
+        self._id_column = config.input.id_column
+        self._requests = RequestBuilder(config, engine.special_tokens)
+        self._postprocessor = Postprocessor(config.postprocess)
+        self._columns = list(dict.fromkeys([*self._requests.columns, *([self._id_column] if self._id_column else [])]))
+
+    def unsettled(self, batches: Sequence[Batch]) -> list[tuple[Batch, pa.Table | None]]:
+        """Leave out what is settled: Ray hands a dead worker's shards on as they were. A part comes along for its good rows."""
+        unsettled: list[tuple[Batch, pa.Table | None]] = []
+        for batch in batches:
+            if not self._run.exists(part_name(batch.batch_id)):
+                unsettled.append((batch, None))
+            elif self._config.retry_failed:
+                part = read_part(self._run, batch.batch_id)
+                if statistics_in(part)["attempt"] != self._origin.attempt and failed_offsets(part):
+                    unsettled.append((batch, part))
+        return unsettled
+
+    def blocks(self, batches: Sequence[Batch]) -> Iterator[Block]:
+        """The rows of neighbouring batches; what cannot be read any more becomes failed rows, if the settings allow it."""
+        left = list(batches)
+        while left:
+            try:
+                check_unchanged(left[0])
+                for block in read_batches(self._config.input, tuple(left), self._columns, self._carried):
+                    yield block
+                    left.pop(0)
+            except Exception as error:
+                if not is_bad_file(error):
+                    raise
+                batch = left.pop(0)
+                if self._config.input.on_bad_file == "fail":
+                    raise RunFailed(
+                        f"{batch.source}, rows from {batch.first_row}, cannot be read: {error}; "
+                        "put the file right, or set input.on_bad_file=skip"
+                    ) from None
+                yield _unreadable(batch, error, self._carried)
+
+    def prepare(self, work: Work, cell: Cell) -> list[Entry]:
+        """Render and tokenise each row of a cell; a row that cannot be is replaced by its error."""
+        return [self._prepare_row(work, index) for index in work.rows_in(cell)]
+
+    def _prepare_row(self, work: Work, index: int) -> Entry:
+        row, place = work.block.rows[index], work.block.places[index]
+        if isinstance(row, RowError):
+            return Entry(error=row)
+        request = None
+        try:
+            request = self._requests.build(
+                row,
+                key=request_key(work.batch, place),
+                row_number=work.batch.rows_before + place,
+                attempt=1 + work.attempts_before(place),
+            )
+            return Entry(request, self._engine.prepare(request))
+        except RowError as error:
+            return Entry(request, error=error)
+
+    def finish(self, entries: Sequence[Entry], ticket: Ticket) -> list[Settled]:
+        """Make of each answer what the settings ask for."""
+        coming = iter(ticket.outcomes())
+        settled = []
+        for entry in entries:
+            outcome = entry.error or next(coming)
+            if isinstance(outcome, Answer) and entry.request is not None:
+                sampling = entry.request.sampling
+                outcome = replace(
+                    outcome, completions=[self._postprocessor.apply(one, sampling) for one in outcome.completions]
+                )
+            settled.append(Settled(entry.request, outcome))
+        return settled
+
+    def commit(
+        self, work: Work, settled: Sequence[Settled], started_at_s: float, wall_s: float
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Write the batch's part; returns its statistics, and how many rows, failures and tokens are new."""
+        batch, block, part = work.batch, work.block, work.part
+        engine_s = sum(one.answer.engine_s for one in settled if one.answer is not None)
+        deaths = work.suspicions.num_deaths(batch.batch_id)
+        attempts = [1 + deaths + work.attempts_before(place) for place in block.places]
+        table = fresh = result_table(batch, block, list(self._ids(batch, block)), settled, attempts)
+        if part is not None:
+            before = statistics_in(part)
+            table = merged(part, fresh, block.places)
+            started_at_s, wall_s = before["started_at"] / 1e6, before["wall_s"] + wall_s
+            engine_s += before["engine_s"]
+        statistics = statistics_of(batch, table, Timing(started_at_s, wall_s, engine_s), self._origin)
+        commit(self._run, table, statistics, self._config.output.compression)
+        return statistics, progress_of(fresh)
+
+    def _ids(self, batch: Batch, block: Block) -> Iterator[str | None]:
+        """Each row's id as text: from its column, else its number in the whole input."""
+        for place, row in zip(block.places, block.rows, strict=True):
+            if self._id_column is None:
+                yield str(batch.rows_before + place)
+            else:
+                yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))
+
+
+def _unreadable(batch: Batch, error: Exception, carried: pa.Schema) -> Block:
+    """The rows of a batch that the plan knows, and that cannot be read any more."""
+    lost = RowError(ErrorKind.UNREADABLE_FILE, f"{batch.source} cannot be read here: {error}")
+    nulls = pa.Table.from_arrays([pa.nulls(batch.num_rows, field.type) for field in carried], schema=carried)
+    return Block([lost] * batch.num_rows, range(batch.first_row, batch.first_row + batch.num_rows), nulls)

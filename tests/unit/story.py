@@ -1,0 +1,61 @@
+"""The story without Ray: one worker in this process does what the cluster would hand it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.batch import find_todo, open_plan
+from pipelines.config import BatchConfig
+from pipelines.plan import Plan, make_shards
+from pipelines.run import Run, begin_attempt, open_run
+from pipelines.sources import list_sources
+from pipelines.worker import Job, Worker, raise_failure
+
+
+def answer(config: BatchConfig, *, most_shards: int | None = None) -> tuple[Run, Plan, list[dict[str, Any]]]:
+    """Do what the story does, with one worker in this process; stop after `most_shards` as a crash would.
+
+    Returns the summary line of each batch, too.
+    """
+    sources = list_sources(config.input)
+    run = open_run(config, sources)
+    plan = open_plan(config, sources, run.folder)
+    begin_attempt(run)
+    shards = make_shards(find_todo(config, run, plan).batches, num_workers=1)[:most_shards]
+    return run, plan, asyncio.run(hand(config, run, plan, shards))
+
+
+async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table]) -> list[dict[str, Any]]:
+    """Hand shards to a new worker, all at once, as Ray does."""
+    job = Job(
+        config=config,
+        run=run.folder,
+        attempt=run.attempt,
+        carried=plan.carried,
+        fingerprint=run.fingerprint,
+        model_revision=None,
+        device="cpu",
+        num_accelerators=1,
+    )
+    one = Worker(job, lambda worker, numbers: None)
+    lines: list[dict[str, Any]] = []
+    for summary in await asyncio.gather(*(one(shard) for shard in shards)):
+        raise_failure(summary)
+        lines += summary.to_pylist()
+    return lines
+
+
+def results(run: Run) -> list[dict[str, Any]]:
+    names = [f"results/{name}" for name in run.folder.names("results")]
+    tables = [pq.read_table(run.folder.path(name), filesystem=run.folder.arrow, partitioning=None) for name in names]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def echo(path: Path, run_url: str, *more: str) -> list[str]:
+    return [
+        "engine=echo", "engine.rows_per_batch=10", "input=jsonl", f"input.path={path}", "input.id_column=id",
+        f"output.path={run_url}", *more,
+    ]  # fmt: skip

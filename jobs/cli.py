@@ -1,4 +1,4 @@
-"""The console command: `fournee <job> ...` runs `jobs/<job>.py`."""
+"""The console command: `fournee <job> ...` runs the script of that job in `jobs/`."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,10 @@ from pipelines.machine import installed_versions
 _JOBS = {
     "batch": "answer every row of a data set once, resumably",
     "doctor": "say what this machine can run, and what is missing",
+    "inspect": "look into a run: counts, failed rows, a sample, what differs from another run",
 }
+# `python jobs/batch.py` looks for modules in jobs/ first: a jobs/inspect.py would take the place of Python's own there.
+_SCRIPTS = {"inspect": "inspection"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if job not in _JOBS:
         print(f"fournee: {job!r} is not a job\n\n{_usage()}", file=sys.stderr)
         return 2
-    code: int = import_module(f"jobs.{job}").main(rest)
+    code: int = import_module(f"jobs.{_SCRIPTS.get(job, job)}").main(rest)
     return code
 
 

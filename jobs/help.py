@@ -1,28 +1,44 @@
 """The settings part of a job's --help, read from the shipped YAML itself."""
 
+from pathlib import Path
+
 from pipelines.compose import conf_folder
 
 
 def settings_help(job: str) -> str:
-    """List the groups with their choices, and every key with its default and its comment."""
-    groups = [path for path in sorted(conf_folder().iterdir()) if path.is_dir()]
-    lines = ["groups (choose with group=choice):"]
-    for group in groups:
-        choices = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
-        lines.append(f"  {group.name:12} {choices or 'none yet; put your own into --config-dir'}")
-    lines.append("\nkeys (set with key=value), here as the default choice of each group has them:")
+    """List the groups with their choices, and every key: those of the default choices with their values and comments."""
     root = (conf_folder() / f"{job}.yaml").read_text(encoding="utf-8").splitlines()
     defaults = dict(line.removeprefix("  - ").split(": ") for line in root if line.startswith("  - ") and ": " in line)
-    for group in groups:
-        chosen = conf_folder() / group.name / f"{defaults.get(group.name, '')}.yaml"
-        if chosen.is_file():
-            lines += [
-                f"  {group.name}.{line}" for line in chosen.read_text(encoding="utf-8").splitlines() if line[:1].isalpha()
-            ]
-    section = ""
+    groups = {path.name: sorted(path.glob("*.yaml")) for path in sorted(conf_folder().iterdir()) if path.is_dir()}
+    names, keys, more = [], [], []
+    for group, choices in groups.items():
+        names.append(f"  {group:12} {', '.join(path.stem for path in choices) or 'none yet; put your own into --config-dir'}")
+        shown = [line for path in choices if path.stem == defaults.get(group) for line in _key_lines(path)]
+        keys += [f"  {group}.{line}" for line in shown]
+        for path in choices if shown else ():
+            own = [name for name in map(_name, _key_lines(path)) if name not in map(_name, shown)]
+            more += [f"  {group + '=' + path.stem:18} {', '.join(own)}"] if own else []
+    return "\n".join([
+        "groups (choose with group=choice):", *names,
+        "\nkeys (set with key=value), here as the default choice of each group has them:", *keys, *_root_keys(root),
+        "\nkeys that only other choices have:", *more,
+    ])  # fmt: skip
+
+
+def _key_lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1].isalpha()]
+
+
+def _name(line: str) -> str:
+    return line.partition(":")[0]
+
+
+def _root_keys(root: list[str]) -> list[str]:
+    """The keys below the defaults list of a job's own YAML."""
+    keys, section = [], ""
     for line in root[root.index("") :]:
         if line.endswith(":"):
             section = line.replace(":", ".")
         elif line.strip():
-            lines.append(f"  {section if line.startswith(' ') else ''}{line.strip()}")
-    return "\n".join(lines)
+            keys.append(f"  {section if line.startswith(' ') else ''}{line.strip()}")
+    return keys

@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipelines.budget import ErrorBudget
 from pipelines.cluster import answer, connect
-from pipelines.config import BatchConfig, TableInput, VllmEngineConfig
+from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.engines.vllm.options import check_options
 from pipelines.errors import Stopped
 from pipelines.heartbeat import num_alive
@@ -65,15 +65,14 @@ def open_plan(config: BatchConfig, sources: list[Source], folder: Folder) -> Pla
     plan = plan_input(config, sources, folder)
     plan.save(folder)
     for file in plan.bad_files:
-        logger.warning("left out: %s", file.reason)
+        logger.warning("left out: %s: %s", file.path, file.reason)
     return plan
 
 
 def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Plan:
-    """Cut the input into batches; tables are copied by Ray first."""
+    """Cut the input into batches."""
     needed = [*RequestBuilder(config).columns, *([config.input.id_column] if config.input.id_column else [])]
-    with connect(config) if isinstance(config.input, TableInput) else nullcontext():
-        return make_plan(config.input, sources, needed, config.engine.rows_per_batch, folder)
+    return make_plan(config.input, sources, needed, config.engine.rows_per_batch, folder)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo) -> Non
         shards = make_shards(todo.batches, config.cluster.max_workers or config.cluster.workers)
         cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
         with progress(config, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s) as (tally, pace):
-            answer(job, placement, shards, tally, check=lambda: budget.check(pace.num_failed))
+            answer(job, placement, shards, tally, check=lambda: budget.check(pace.num_failed, pace.num_left))
 
 
 def reopened(config: BatchConfig, run: Run) -> bool:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pipelines.config import ErrorsConfig
 from pipelines.errors import TooManyFailures
 
+_NEARLY_DONE = 0.1  # of the rows are left
+
 
 def allowed_failures(errors: ErrorsConfig, num_rows: int) -> int:
     """The most rows that may fail: the stricter of the two settings."""
@@ -17,7 +19,8 @@ def allowed_failures(errors: ErrorsConfig, num_rows: int) -> int:
 class ErrorBudget:
     """The failed rows of a whole run against what is allowed of all its rows.
 
-    A job is stopped when it can no longer end well, so what a doomed job wastes is bounded by what was allowed anyway.
+    A job is stopped when it can no longer end well, so what a doomed job wastes is bounded by what was allowed anyway. One
+    that is nearly done is finished all the same: its answers are worth more than its last tenth costs.
     `count_earlier` counts the failures of earlier attempts; it may take a while, so it runs beside the job.
     """
 
@@ -29,8 +32,10 @@ class ErrorBudget:
         self._earlier = pool.submit(count_earlier)
         pool.shutdown(wait=False)
 
-    def check(self, num_failed: int) -> None:
-        """Raises TooManyFailures where so many failures of this attempt are too many."""
+    def check(self, num_failed: int, num_left: int) -> None:
+        """Raises TooManyFailures where so many failures of this attempt are too many, with so many rows still to do."""
+        if num_left <= self._num_rows * _NEARLY_DONE:
+            return
         total = num_failed + (self._earlier.result() if self._earlier.done() else 0)
         if total > self._allowed:
             limit = f"errors.max_failed_fraction={self._errors.max_failed_fraction:g}"

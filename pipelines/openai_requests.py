@@ -99,13 +99,13 @@ def _body(value: Any, column: str) -> dict[str, Any]:
         raise RowError(ErrorKind.MISSING_VALUE, f"{column} is null")
     if isinstance(value, str):
         value = from_json(value, column, ErrorKind.INVALID_REQUEST)
-    return _mapping(value, column)
+    return {key: one for key, one in _mapping(value, column).items() if one is not None}
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _refusal(f"{name} is {shown(value)}, not a mapping")
-    return {key: one for key, one in value.items() if one is not None}
+    return value
 
 
 def _endpoint(row: Mapping[str, Any], body: Mapping[str, Any], column: str) -> str:
@@ -205,10 +205,10 @@ def _response_format(value: Any, name: str) -> dict[str, Any]:
 
 
 def _structured_outputs(value: Any, name: str) -> dict[str, Any]:
-    given = _mapping(value, name)
-    for key in given:
+    given = {key: one for key, one in _mapping(value, name).items() if one is not None}
+    for key, one in given.items():
         if key not in _STRUCTURED:
-            raise _refusal(f"{name}.{key}={shown(given[key])} is not offered{did_you_mean(key, _STRUCTURED)}")
+            raise _refusal(f"{name}.{key}={shown(one)} is not offered{did_you_mean(key, _STRUCTURED)}")
     return {_STRUCTURED[key]: one for key, one in given.items()}
 
 

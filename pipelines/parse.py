@@ -41,7 +41,7 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
         config = BatchConfig.model_validate_json(to_json(values))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(detail, values) for detail in error.errors())) from None
-    _check_schema(config.sampling)
+    _check_form(config.sampling)
     _check_connection(config.input)
     return config
 
@@ -89,14 +89,12 @@ def _with_absolute_path(model: Any) -> Any:
     return {**model, "path": str(folder.absolute())} if folder.is_dir() else model
 
 
-def _check_schema(sampling: SamplingConfig) -> None:
-    """Only here, and not by `SamplingConfig`: the schema of a row is the row's fault, of another kind."""
-    if sampling.json_schema is None:
-        return
+def _check_form(sampling: SamplingConfig) -> None:
+    """Not for `SamplingConfig` to do: where a row brings a form of its own, a fault in it is of another kind."""
     try:
         check_form(sampling)
     except RowError as error:
-        raise ConfigError(f"sampling.json_schema: {error.message}") from None
+        raise ConfigError(error.message) from None
 
 
 def _check_connection(source: InputConfig) -> None:

@@ -65,6 +65,11 @@ class Pace:
         self._started = time.perf_counter()
         self._recent: deque[tuple[float, int, int]] = deque([(self._started, done_rows, 0)])
 
+    @property
+    def num_left(self) -> int:
+        """Rows that are still to do."""
+        return self.total_rows - self.done_rows
+
     def update(self, totals: dict[str, int]) -> None:
         """Take the board's sums."""
         self.done_rows = self._first_rows + totals["num_rows"]

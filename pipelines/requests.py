@@ -31,10 +31,6 @@ class RequestBuilder:
         if config.prompt.kind == "raw" and self._input.tools_column is not None:
             column = shown(self._input.tools_column)
             raise ConfigError(f"input.tools_column={column} needs prompt.kind=chat; set that, or input.tools_column=null")
-        try:
-            check_form(config.sampling)
-        except RowError as error:
-            raise ConfigError(error.message) from None
         others = (self._input.request_column, self._input.tools_column, self._input.sampling_column, self._input.schema_column)
         named = [name for name in others if name is not None]
         self.columns: list[str] = list(dict.fromkeys([*self._renderer.columns, *named]))

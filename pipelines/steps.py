@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipelines.config import BatchConfig
 from pipelines.engines import Engine, Ticket
-from pipelines.errors import ErrorKind, RowError, RunFailed
+from pipelines.errors import RowError, RunFailed
 from pipelines.parts import (
     commit,
     failed_offsets,
@@ -25,7 +25,7 @@ from pipelines.parts import (
 )
 from pipelines.poison import Cell, Suspicions
 from pipelines.postprocess import Postprocessor
-from pipelines.readers import read_batches
+from pipelines.readers import read_batches, unreadable
 from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
 from pipelines.rows import Answer, Batch, Block, Request, Settled
@@ -115,7 +115,7 @@ class Steps:
                         f"{batch.source}, rows from {batch.first_row}, cannot be read: {error}; "
                         "put the file right, or set input.on_bad_file=skip"
                     ) from None
-                yield _unreadable(batch, error, self._carried)
+                yield unreadable(batch, error, self._carried)
 
     def prepare(self, work: Work, cell: Cell) -> list[Entry]:
         """Render and tokenise each row of a cell; a row that cannot be is replaced by its error."""
@@ -176,10 +176,3 @@ class Steps:
                 yield str(batch.rows_before + place)
             else:
                 yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))
-
-
-def _unreadable(batch: Batch, error: Exception, carried: pa.Schema) -> Block:
-    """The rows of a batch that the plan knows, and that cannot be read any more."""
-    lost = RowError(ErrorKind.UNREADABLE_FILE, f"{batch.source} cannot be read here: {error}")
-    nulls = pa.Table.from_arrays([pa.nulls(batch.num_rows, field.type) for field in carried], schema=carried)
-    return Block([lost] * batch.num_rows, range(batch.first_row, batch.first_row + batch.num_rows), nulls)

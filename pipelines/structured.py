@@ -1,23 +1,43 @@
 """Structured output: whether a form of the answer makes sense, and whether the answer has it.
 
-The engine's backends hold the model to a form while it answers, but not to every keyword of a schema, and not where
-`max_tokens` cuts the answer short. So both ends are checked here.
+The engine's backends hold the model to a form while it answers, but not to every keyword of a schema, and not where the
+answer is cut short. So both ends are checked here.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
+import regex  # type: ignore[import-untyped]  # it ships no types
+from jsonschema import Draft202012Validator, FormatChecker, SchemaError, ValidationError
+from jsonschema.validators import extend
+from referencing import Registry
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from pipelines.config import SamplingConfig
 from pipelines.errors import ErrorKind, RowError
 from pipelines.suggest import shown
 
-_SCHEMAS_AT_ONCE = 256  # compiled and kept; a run has one schema, or one for each row
+MATCH_TIMEOUT_S = 2.0  # an honest match takes microseconds, one that tries every way to divide the text takes years
+_FORMS_AT_ONCE = 64  # compiled and kept; a run has one form, or one for each row
+_MAX_DEPTH = 64  # the engine's backends take seconds for 300 levels, and forever for 1000
+_MAX_MESSAGE = 300  # characters; jsonschema quotes the whole value
+# They hold nothing to descend into: a check that does not end on them refers to itself for ever.
+_PROBES: tuple[Any, ...] = (None, True, 0, "", [], {})
+
+_TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|([,:])|\s+')
+_LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?![0-9]*,?[0-9]*\})", re.DOTALL)
+
+
+class Json(NamedTuple):
+    """A value, and its JSON text: the numbers in that are as they were written, Python's may have fewer digits."""
+
+    value: Any
+    text: str
 
 
 def check_form(sampling: SamplingConfig) -> None:
@@ -27,12 +47,13 @@ def check_form(sampling: SamplingConfig) -> None:
     """
     if sampling.json_schema is not None:
         _validator(sampling.json_schema)
-    if sampling.choice is not None and len(set(sampling.choice)) < len(sampling.choice):
-        raise RowError(ErrorKind.INVALID_SCHEMA, f"sampling.choice={shown(sampling.choice)} names a text twice")
-    for name in ("regex", "grammar"):
-        text = getattr(sampling, name)
-        if text is not None and not text.strip():
-            raise RowError(ErrorKind.INVALID_SCHEMA, f"sampling.{name} is {shown(text)}: nothing but white space")
+    if sampling.choice is not None and ("" in sampling.choice or len(set(sampling.choice)) < len(sampling.choice)):
+        raise RowError(
+            ErrorKind.INVALID_SCHEMA, f"sampling.choice={shown(sampling.choice)}: no text may be empty or named twice"
+        )
+    for name, form in (("regex", sampling.regex), ("grammar", sampling.grammar and sampling.grammar.strip())):
+        if form == "":
+            raise RowError(ErrorKind.INVALID_SCHEMA, f"sampling.{name} is empty; set it to null where the answer has no form")
 
 
 def parsed_of(sampling: SamplingConfig, text: str, finish_reason: str) -> str | None:
@@ -40,111 +61,186 @@ def parsed_of(sampling: SamplingConfig, text: str, finish_reason: str) -> str | 
 
     Raises RowError where the answer has not the form that was asked for: `truncated` where it was cut before it had.
     """
+    is_cut = finish_reason == "length"
     try:
-        return _parsed(sampling, text, is_cut=finish_reason == "length")
+        if sampling.json_schema is not None:
+            value, canonical = json_of(text)
+            _check_schema(sampling.json_schema, value)
+            return canonical
+        _check_text(sampling, text, is_cut=is_cut)
     except RowError as error:
-        if finish_reason != "length":
-            raise
-        raise RowError(
-            ErrorKind.TRUNCATED, f"the answer was cut by max_tokens={sampling.max_tokens}: {error.message}"
-        ) from None
+        raise cut_short(error) if is_cut else error from None
+    return None
 
 
-def json_of(text: str) -> Any:
-    """Parse an answer as JSON, and only as such: no NaN, no repeated keys, nothing that JSON text could not hold again.
+def cut_short(error: RowError) -> RowError:
+    """What to say instead where the answer was cut."""
+    return RowError(ErrorKind.TRUNCATED, f"the answer was cut by sampling.max_tokens or the model's limit: {error.message}")
 
-    Raises RowError.
+
+def json_of(text: str) -> Json:
+    """Parse an answer as JSON, and only as such: no NaN, no repeated keys, nothing that changes silently; raises RowError."""
+    try:
+        return _read(text)
+    except ValueError as error:
+        raise RowError(ErrorKind.INVALID_JSON, f"{shown(text)} is not JSON: {error}") from None
+
+
+@lru_cache(_FORMS_AT_ONCE)
+def pattern_of(text: str, flags: int = 0) -> Any:
+    """Compile a regular expression as Python spells it; raises ValueError. Its matches take a `timeout`, unlike those of `re`.
+
+    `regex` understands more than `re`, hence both; and only to `regex` does `{e}` mean that the text may have errors.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_exact_float, object_pairs_hook=_no_repeats)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError
-        raise RowError(ErrorKind.INVALID_JSON, f"the answer is {shown(text)}, not JSON: {error}") from None
-    return value
+        re.compile(text)
+        return regex.compile(_LITERAL_BRACE.sub(lambda match: match[1] or r"\{", text), flags, cache_pattern=False)
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
 
 
-def _parsed(sampling: SamplingConfig, text: str, *, is_cut: bool) -> str | None:
-    if sampling.json_schema is not None:
-        value = json_of(text)
-        _check_schema(sampling.json_schema, value)
-        return json.dumps(value, ensure_ascii=False)
+def _check_text(sampling: SamplingConfig, text: str, *, is_cut: bool) -> None:
+    fault = None
     if sampling.choice is not None and text not in sampling.choice:
-        raise RowError(
-            ErrorKind.INVALID_OUTPUT, f"the answer is {shown(text)}, none of sampling.choice={shown(sampling.choice)}"
-        )
-    if sampling.regex is not None and (pattern := _python_pattern(sampling.regex)) and not pattern.fullmatch(text):
-        raise RowError(
-            ErrorKind.INVALID_OUTPUT, f"the answer is {shown(text)} and does not match sampling.regex={sampling.regex}"
-        )
-    if sampling.grammar is not None and is_cut:
-        raise RowError(ErrorKind.INVALID_OUTPUT, f"the answer is {shown(text)}, which the grammar would go on with")
-    return None
+        fault = f"is none of sampling.choice={shown(sampling.choice)}"
+    elif sampling.regex is not None:
+        fault = _mismatch(sampling.regex, text, is_cut=is_cut)
+    elif sampling.grammar is not None and is_cut:
+        fault = "may not be all that sampling.grammar asks for"
+    if fault is not None:
+        raise RowError(ErrorKind.INVALID_OUTPUT, f"the answer, {shown(text)}, {fault}")
+
+
+def _mismatch(pattern: str, text: str, *, is_cut: bool) -> str | None:
+    """What is wrong with a text; nothing where the pattern is not in Python's dialect, and the engine saw the text's end."""
+    try:
+        compiled = pattern_of(pattern, regex.DOTALL)  # the dot of xgrammar takes line ends too
+    except ValueError:
+        return f"may not be all that sampling.regex={shown(pattern)} asks for" if is_cut else None
+    try:
+        if compiled.fullmatch(text, timeout=MATCH_TIMEOUT_S):
+            return None
+    except TimeoutError:
+        return f"cannot be matched with sampling.regex={shown(pattern)} within {MATCH_TIMEOUT_S:g} seconds"
+    return f"does not match sampling.regex={shown(pattern)}"
 
 
 def _check_schema(schema: str, value: Any) -> None:
     try:
-        _validator(schema).validate(value)
-    except ValidationError as error:
-        raise RowError(
-            ErrorKind.INVALID_OUTPUT, f"the answer does not meet its schema at {error.json_path}: {error.message}"
-        ) from None
-    except Unresolvable as error:  # nothing is fetched
-        raise RowError(ErrorKind.INVALID_SCHEMA, f"the JSON schema refers to what is not in it: {error}") from None
-    except (RecursionError, re.error) as error:
-        raise RowError(
-            ErrorKind.INVALID_SCHEMA, f"the JSON schema cannot be checked: {type(error).__name__}: {error}"
-        ) from None
+        error = next(_validator(schema).iter_errors(value), None)
+    except re.error:
+        return  # a key of patternProperties in another dialect than Python's: for the engine to judge
+    except (RecursionError, ArithmeticError, TimeoutError) as problem:
+        raise RowError(ErrorKind.INVALID_OUTPUT, f"the answer cannot be checked against its schema: {problem}") from None
+    if error is not None:
+        fault = f"at {error.json_path}: {error.message}"[:_MAX_MESSAGE]
+        raise RowError(ErrorKind.INVALID_OUTPUT, f"the answer does not meet its schema {fault}")
 
 
-@lru_cache(_SCHEMAS_AT_ONCE)
-def _validator(schema: str) -> Draft202012Validator:
+def _validator(schema: str) -> Any:
+    compiled = _compiled(schema)
+    if isinstance(compiled, str):
+        raise RowError(ErrorKind.INVALID_SCHEMA, f"sampling.json_schema={shown(schema)} is no JSON schema: {compiled}")
+    return compiled
+
+
+@lru_cache(_FORMS_AT_ONCE)
+def _compiled(schema: str) -> Any:
+    """The validator of a schema, or as text what is wrong with it."""
     try:
-        value = json.loads(schema)
-        Draft202012Validator.check_schema(value)
-    except (ValueError, SchemaError, RecursionError) as error:
-        reason = error.message if isinstance(error, SchemaError) else str(error)
-        raise RowError(ErrorKind.INVALID_SCHEMA, f"{shown(schema)} is not a JSON schema: {reason}") from None
-    validator = Draft202012Validator(value)
-    for reference in _references(value):
-        if not reference.startswith("#"):
-            raise RowError(
-                ErrorKind.INVALID_SCHEMA, f"the JSON schema refers to {reference}, and nothing is fetched; write it out"
-            )
+        return _compile(schema)
+    except SchemaError as error:
+        return f"at {error.json_path}, {error.message}"[:_MAX_MESSAGE]
+    except Unresolvable as error:
+        return f"it refers to {shown(error.ref)}, which is not in it, and nothing is fetched; write it out"
+    except RecursionError:
+        return "its references go round in circles, or over too many steps"
+    except ValueError as error:
+        return str(error)
+
+
+def _compile(schema: str) -> Any:
+    value = _read(schema).value
+    if not isinstance(value, dict | bool):
+        raise ValueError("it must be an object, true or false")
+    if _depth(value) > _MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
+    Draft202012Validator.check_schema(value, format_checker=_FORMATS)
+    _check_references(value)
+    validator = _Validator(value, registry=Registry())  # jsonschema's own registry would fetch what is not in it
+    for probe in _PROBES:
+        validator.is_valid(probe)
     return validator
 
 
-def _references(value: Any) -> list[str]:
-    """Every `$ref` in a schema."""
-    found: list[str] = []
-    todo = [value]
+def _check_references(schema: Any) -> None:
+    """Refuse references that do not lead to a schema within this one, which `check_schema` does not look at."""
+    root = DRAFT202012.create_resource(schema)
+    todo = [(Registry().resolver_with_root(root), root)]
+    seen: set[int] = set()
     while todo:
-        one = todo.pop()
-        if isinstance(one, dict):
-            found += [target for key, target in one.items() if key == "$ref" and isinstance(target, str)]
-            todo += one.values()
-        elif isinstance(one, list):
-            todo += one
-    return found
+        resolver, one = todo.pop()
+        if id(one.contents) in seen or not isinstance(one.contents, dict):
+            continue
+        seen.add(id(one.contents))
+        for key in ("$ref", "$dynamicRef"):
+            if key in one.contents:
+                target = resolver.lookup(one.contents[key])
+                if id(target.contents) not in seen:
+                    Draft202012Validator.check_schema(target.contents, format_checker=_FORMATS)
+                    todo.append((target.resolver, DRAFT202012.create_resource(target.contents)))
+        todo += [(resolver.in_subresource(child), child) for child in one.subresources()]
 
 
-@lru_cache(_SCHEMAS_AT_ONCE)
-def _python_pattern(regex: str) -> re.Pattern[str] | None:
-    """The pattern where Python understands it as well; the engine's dialect is another one."""
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def _matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """The keyword `pattern`: jsonschema's own would raise over another dialect, and never end over some patterns."""
+    if not validator.is_type(instance, "string"):
+        return
     try:
-        return re.compile(regex)
-    except (re.error, RecursionError, OverflowError):
-        return None
+        compiled = pattern_of(pattern)
+    except ValueError:
+        return
+    if not compiled.search(instance, timeout=MATCH_TIMEOUT_S):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+_Validator = extend(Draft202012Validator, {"pattern": _matches_pattern})
+_FORMATS = FormatChecker(())
+# The dialect of schemas is a third one; `regex` understands what there is in it and not in Python's.
+_FORMATS.checks("regex", raises=(regex.error, RecursionError, OverflowError))(
+    lambda text: not isinstance(text, str) or regex.compile(text) is not None
+)
 
 
-def _exact_float(digits: str) -> float:
-    value = float(digits)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{digits} is beyond every number that a reader of it could hold")
+def _read(text: str) -> Json:
+    try:
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_no_repeats)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    canonical = _TOKEN.sub(_compact, text)
+    canonical.encode("utf-8")  # fails over half an emoji, which an escape may have brought in
+    return Json(value, canonical)
+
+
+def _compact(token: re.Match[str]) -> str:
+    """A token as `json.dumps(ensure_ascii=False)` would write it; numbers stay as they are."""
+    if (string := token[1]) is not None:
+        return json.dumps(json.loads(string), ensure_ascii=False) if "\\" in string else string
+    return f"{token[2]} " if token[2] else ""
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not isfinite(value):
+        raise ValueError(f"{shown(number)} is a number that readers of JSON do not hold")
     return value
 
 

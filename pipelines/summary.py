@@ -16,6 +16,7 @@ from pipelines.budget import allowed_failures
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.heartbeat import worker_table
+from pipelines.openai_results import write_openai
 from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
 from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
@@ -94,6 +95,8 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
     summary = _sum_up(run, plan, config, batches, workers)
     _write_table(run, "stats/batches.parquet", batches)
     _write_table(run, "stats/workers.parquet", workers)
+    if config.output.openai:
+        write_openai(run.folder, plan, config.model.name)
     for folder in (RESULTS, ATTEMPTS, "stats", "plan"):
         run.folder.sweep(folder)
     run.folder.write(SUMMARY_FILE, summary.model_dump_json(indent=2).encode())

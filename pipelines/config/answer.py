@@ -17,7 +17,7 @@ class PromptConfig(Strict):
     kind: Literal["raw", "chat"]
     """`raw` hands the text to the model as it is; `chat` wraps it in the model's chat template."""
     system: str | None
-    """A system message before each conversation (chat only)."""
+    """A system message before each conversation that brings none of its own (chat only)."""
     template: Text | None
     """A Jinja template over the row's columns that gives the text; null takes `input.prompt_column` as it is."""
     template_file: Text | None

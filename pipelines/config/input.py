@@ -90,6 +90,7 @@ class DeltaInput(AnyInput):
 
     format: Literal["delta"]
     path: Text
+    """The table's folder."""
     version: Annotated[int, Field(ge=0)] | None
     """The table's version; null takes the newest, and the run records which it was."""
 
@@ -101,7 +102,7 @@ class IcebergInput(AnyInput):
     table: Text
     """The table's identifier, such as namespace.name."""
     catalog: dict[str, JsonValue]
-    """The catalog's name and properties, as pyiceberg's `load_catalog` takes them."""
+    """The catalog's name and properties, as pyiceberg's `load_catalog` takes them, but no secrets."""
     version: int | None
     """The snapshot id; null takes the newest, and the run records which it was."""
 
@@ -111,6 +112,7 @@ class LanceInput(AnyInput):
 
     format: Literal["lance"]
     path: Text
+    """The table's folder."""
     version: PositiveInt | None
     """The table's version; null takes the newest, and the run records which it was."""
 

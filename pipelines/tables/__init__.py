@@ -22,7 +22,7 @@ from pipelines.tables.table import Rows, Table
 _PACKAGES = {"huggingface": "datasets", "sql": "sqlalchemy", "delta": "deltalake", "iceberg": "pyiceberg", "lance": "lance"}
 """What each format is read with; the format is also the name of the extra that installs it."""
 _GROUP_ROWS = 16384  # rows in a row group of the copy; fewer where they are long
-_GROUP_BYTES = 64 * 2**20
+_GROUP_BYTES = 64 * 2**20  # from which on a row group is written: it has less than twice as many
 
 
 def identify(config: TableInput) -> tuple[str, str]:

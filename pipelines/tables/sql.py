@@ -151,7 +151,9 @@ def _plain(value: Any, name: str) -> Any:
 
 def _kind(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
-        return "int" if abs(value) <= _EXACT_AS_FLOAT else "long" if -_INT64 <= value < _INT64 else "text"
+        if abs(value) <= _EXACT_AS_FLOAT:
+            return "int"
+        return "long" if -_INT64 <= value < _INT64 else "text"  # a long is exact as a whole number, but not as a float
     if isinstance(value, Decimal):
         return "decimal" if value.is_finite() else "text"
     if isinstance(value, datetime):

@@ -38,9 +38,10 @@ def test_answers_failures_statistics_and_cost_come_out_in_one_schema(fournee: Fo
         [*good, {"id": "null", "prompt": None}, {"id": "long", "prompt": "w " * 5000}, {"id": "no", "prompt": "say NO"}]
     )
     done = fournee.run(
-        *echo(path, "cluster.workers=2", "cluster.cpus_per_worker=0.5", "engine.refuse_text=NO", "input.carry_columns=[topic]")
-    )
-    assert done.code == 3, done.err  # 3 of 203 rows failed, more than errors.max_failed_fraction
+        *echo(path, "cluster.workers=2", "cluster.cpus_per_worker=0.5", "engine.refuse_text=NO", "input.carry_columns=[topic]"),
+        "errors.max_failed_rows=2", "engine.rows_per_batch=250",
+    )  # fmt: skip
+    assert done.code == 3, done.err  # 3 of 203 rows failed
 
     table = fournee.table()
     assert ids(fournee) == sorted([row["id"] for row in good] + ["long", "no", "null"])
@@ -53,7 +54,7 @@ def test_answers_failures_statistics_and_cost_come_out_in_one_schema(fournee: Fo
         "long": "prompt_too_long",
         "no": "engine_refused",
     }
-    assert "5000 tokens and engine.max_model_len=4096" in answers["long"]["error_message"]
+    assert "5000 tokens; engine.max_model_len=4096 allows 4095" in answers["long"]["error_message"]
 
     batches = pq.read_table(fournee.folder / "stats" / "batches.parquet")
     workers = pq.read_table(fournee.folder / "stats" / "workers.parquet")

@@ -21,9 +21,16 @@ def test_the_stricter_limit_counts(fraction: float, rows: int | None, num_rows: 
 
 def test_a_job_is_stopped_as_soon_as_it_cannot_end_well() -> None:
     budget = ErrorBudget(ErrorsConfig(max_failed_fraction=0.5, max_failed_rows=3), 1000, lambda: 0)
-    budget.check(3)
+    budget.check(3, num_left=900)
     with pytest.raises(TooManyFailures, match=r"4 of 1,000 rows have failed.*max_failed_rows=3 allows 3"):
-        budget.check(4)
+        budget.check(4, num_left=900)
+
+
+def test_a_job_that_is_nearly_done_is_finished() -> None:
+    budget = ErrorBudget(ErrorsConfig(max_failed_fraction=0.01, max_failed_rows=None), 1000, lambda: 0)
+    budget.check(500, num_left=100)
+    with pytest.raises(TooManyFailures):
+        budget.check(500, num_left=101)
 
 
 def test_failures_of_earlier_attempts_count_once_they_are_known() -> None:
@@ -34,9 +41,9 @@ def test_failures_of_earlier_attempts_count_once_they_are_known() -> None:
         return 9
 
     budget = ErrorBudget(ErrorsConfig(max_failed_fraction=0.01, max_failed_rows=None), 1000, count)
-    budget.check(2)
+    budget.check(2, num_left=900)
     known.set()
     with pytest.raises(TooManyFailures, match="11 of 1,000"):
         for _ in range(1000):
-            budget.check(2)
+            budget.check(2, num_left=900)
             time.sleep(0.01)

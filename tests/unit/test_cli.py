@@ -58,7 +58,8 @@ def test_the_help_of_batch_lists_every_group_with_its_choices_and_every_key(caps
     for name, value in compose_settings("batch", []).items():
         for key in [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else [name]:
             assert re.search(rf"^  {re.escape(key)}: ", out, re.MULTILINE), f"{key} is missing"
-    assert "errors.max_failed_fraction: 0.01     # more failed rows than this" in out
+    assert "errors.max_failed_fraction: 0.01     # the largest share of failed rows; above it" in out
+    assert re.search(r"^  input=csv +delimiter, quote, encoding, columns$", out, re.MULTILINE)
     assert "exit codes: 0 done, 1 the job failed, 2 bad configuration" in out
 
 

@@ -1,11 +1,13 @@
 """One command line gives one mapping of settings: any text survives it, nothing becomes a sweep, the user's files win."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +34,7 @@ UNREADABLE = [
     "it's",
     "[END,</s>]",
     "<|im_start|>",
+    "Answer briefly.<|im_end|>",
     "s3://b/[x]/*.parquet",
     "${oc.env:HOME",
     'say "yes"',
@@ -116,6 +119,29 @@ def test_a_list_is_shown_quoted_as_a_text_and_as_a_list_of_texts() -> None:
     assert shlex.split(text) == ['sampling.stop="[END, </s>,<|im_end|>]"']
     override = shlex.split(as_list)[0]
     assert compose_settings("batch", [override])["sampling"]["stop"] == ["END", "</s>", "<|im_end|>"]
+
+
+def test_a_backslash_and_an_n_stay_two_characters_and_a_line_end_is_one() -> None:
+    stops = compose_settings("batch", ["sampling.stop=['\\n','\n']"])["sampling"]["stop"]
+    assert stops == ["\\n", "\n"]
+
+
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"b": {"type": "string", "pattern": "^[a-z]+, [a-z]+$"}, "a": {"enum": ["it's", "a=b", 1, None, True]}},
+    "required": ["b", "a"],
+}
+
+
+def test_a_schema_may_stand_on_the_command_line_as_a_mapping() -> None:
+    b, a = "{type: string, pattern: '^[a-z]+, [a-z]+$'}", r"{enum: ['it\'s','a=b',1,null,true]}"
+    override = f"sampling.json_schema={{type: object, properties: {{b: {b}, a: {a}}}, required: [b,a]}}"
+    assert parse_config(compose_settings("batch", [override])).sampling.json_schema == json.dumps(JSON_SCHEMA)
+
+
+def test_a_schema_as_json_is_shown_quoted_since_its_quotes_are_not_hydras() -> None:
+    override = shown_override(refusal(f"sampling.json_schema={json.dumps(JSON_SCHEMA)}"))
+    assert parse_config(compose_settings("batch", [override])).sampling.json_schema == json.dumps(JSON_SCHEMA)
 
 
 def test_a_template_that_needs_quotes_is_better_put_into_a_file() -> None:
@@ -209,6 +235,20 @@ def test_an_experiment_changes_settings_and_choices_and_the_command_line_wins(ow
     )
     config = parse_config(compose_settings("batch", ["experiment=nightly", "sampling.top_k=9"], str(own)))
     assert (config.engine.kind, config.sampling.max_tokens, config.sampling.top_k) == ("echo", 7, 9)
+
+
+def test_texts_that_need_quotes_on_the_command_line_need_none_in_a_file(own: Path) -> None:
+    texts = [text for text in READABLE + UNREADABLE + SWEEPS if "${" not in text]
+    content = yaml.safe_dump({"sampling": {"stop": texts}}, allow_unicode=True)
+    (own / "experiment" / "texts.yaml").write_text(f"# @package _global_\n{content}", encoding="utf-8")
+    assert compose_settings("batch", ["experiment=texts"], str(own))["sampling"]["stop"] == texts
+
+
+def test_a_schema_may_be_written_as_yaml(own: Path) -> None:
+    content = yaml.safe_dump({"sampling": {"json_schema": JSON_SCHEMA}}, sort_keys=False)
+    (own / "experiment" / "schema.yaml").write_text(f"# @package _global_\n{content}")
+    config = parse_config(compose_settings("batch", ["experiment=schema"], str(own)))
+    assert config.sampling.json_schema == json.dumps(JSON_SCHEMA)
 
 
 def test_a_config_dir_that_is_missing_is_refused(tmp_path: Path) -> None:

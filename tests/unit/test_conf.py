@@ -10,14 +10,38 @@ import pytest
 import yaml
 
 from pipelines.compose import compose_settings, conf_folder
-from pipelines.config import BatchConfig, EchoEngineConfig, Strict, VllmEngineConfig
+from pipelines.config import (
+    BatchConfig,
+    CsvInput,
+    DeltaInput,
+    EchoEngineConfig,
+    HuggingFaceInput,
+    IcebergInput,
+    JsonlInput,
+    LanceInput,
+    ParquetInput,
+    SqlInput,
+    Strict,
+    VllmEngineConfig,
+)
 from pipelines.parse import parse_config
 
 ROOTS = {"batch": BatchConfig}  # one YAML per job, and what its settings become
-ENGINES: dict[str, type[Strict]] = {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}
+COMMENT_COLUMN, MAX_LINE = 32, 128
+# Groups whose choices have settings of their own: the setting that says which, and what they become by its value.
+UNIONS: dict[str, tuple[str, dict[str, type[Strict]]]] = {
+    "engine": ("kind", {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}),
+    "input": ("format", {
+        "parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput, "huggingface": HuggingFaceInput, "sql": SqlInput,
+        "delta": DeltaInput, "iceberg": IcebergInput, "lance": LanceInput,
+    }),
+}  # fmt: skip
 # What a choice cannot know: the values behind its `???`, and what must go with it.
 NEEDS = {
     "input.path": ["input.path=rows.jsonl"],
+    "input.query": ["input.query='select * from t order by id'"],
+    "input.connection": ["input.connection=env:DATABASE_URL"],
+    "input.table": ["input.table=space.name"],
     "output.path": ["output.path=s3://bucket/run"],
     "prompt.template_file": ["prompt.template_file={template}", "input.prompt_column=null"],
 }
@@ -38,8 +62,11 @@ def settings_of(model: Any) -> set[str]:
     return set(model.model_fields)
 
 
-def model_of(group: str, choice: str) -> Any:
-    return ENGINES[choice] if group == "engine" else BatchConfig.model_fields[group].annotation
+def model_of(group: str, values: dict[str, Any]) -> Any:
+    if group not in UNIONS:
+        return BatchConfig.model_fields[group].annotation
+    tag, models = UNIONS[group]
+    return models[values[tag]]
 
 
 def values_in(path: Path) -> dict[str, Any]:
@@ -75,7 +102,8 @@ def test_every_choice_composes_and_parses(chosen: dict[str, str], template: Path
         overrides += [override.format(template=template) for need in needs for override in need]
     config = parse_config(compose_settings("batch", overrides))
     for group, choice in chosen.items():
-        assert isinstance(getattr(config, group), model_of(group, choice))
+        values = values_in(conf_folder() / group / f"{choice}.yaml")
+        assert isinstance(getattr(config, group), model_of(group, values))
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -94,7 +122,27 @@ def test_every_experiment_begins_with_the_command_that_runs_it() -> None:
 
 @pytest.mark.parametrize(("group", "choice"), choices())
 def test_every_setting_stands_in_every_choice_of_its_group(group: str, choice: str) -> None:
-    assert set(values_in(conf_folder() / group / f"{choice}.yaml")) == settings_of(model_of(group, choice))
+    values = values_in(conf_folder() / group / f"{choice}.yaml")
+    assert set(values) == settings_of(model_of(group, values))
+
+
+@pytest.mark.parametrize("group", UNIONS)
+def test_every_kind_of_a_group_is_the_choice_of_its_name(group: str) -> None:
+    tag, models = UNIONS[group]
+    assert {one[tag] for one in (values_in(path) for path in (conf_folder() / group).glob("*.yaml"))} == set(models)
+    for name in models:
+        assert values_in(conf_folder() / group / f"{name}.yaml")[tag] == name
+
+
+@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_no_line_is_too_long_and_comments_stand_in_one_column_where_the_values_leave_room(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert max(map(len, lines)) <= MAX_LINE
+    for line in lines:
+        value, mark, _ = line.partition("# ")
+        if mark and value.strip():
+            is_in_its_column = len(value) == COMMENT_COLUMN or len(value.rstrip()) > COMMENT_COLUMN - 2
+            assert is_in_its_column and value.endswith("  "), line
 
 
 @pytest.mark.parametrize("root", ROOTS)

@@ -57,7 +57,7 @@ class Requests:
         if request.embeds and not self.embeds:
             raise RowError(
                 ErrorKind.INVALID_REQUEST,
-                "the row asks for an embedding, and this model answers; one that embeds is loaded with engine.kwargs.runner=pooling",
+                "the row asks for an embedding, and this model answers; engine.kwargs.runner=pooling loads one that embeds",
             )
         params = self._run_params if request.sampling is self._sampling else self._params_of(request.sampling)
         parse = None

@@ -1,0 +1,73 @@
+"""Look into a run's folder, whether the run is finished, stopped or going on: only what is committed counts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from pipelines.errors import ConfigError
+from pipelines.parts import committed, part_name
+from pipelines.plan import PLAN_FILE, Plan
+from pipelines.run import RUN_FILE, SUCCESS_FILE
+from pipelines.schema import result_schema
+from pipelines.storage import Folder
+
+_LINE_FORMATS = ("jsonl", "csv")  # their rows are numbered by line
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRun:
+    """A run as its folder shows it now."""
+
+    folder: Folder
+    fingerprint: str
+    plan: Plan
+    batches: pa.Table
+    """Those of the plan that have a part."""
+    is_finished: bool
+    has_lines: bool
+    """Whether a row's number in its source is that of a line."""
+
+    def rows(self, batch_ids: Sequence[int]) -> ds.Dataset:
+        """The rows of some parts, in the plan's order."""
+        paths = [self.folder.path(part_name(batch_id)) for batch_id in batch_ids]
+        schema = result_schema(self.plan.carried)
+        return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.folder.arrow)
+
+    def line_of(self, source_row: int) -> int | None:
+        """The line that an editor shows for a row, where sources have lines."""
+        return source_row + 1 if self.has_lines else None
+
+
+def read_run(url: str) -> WrittenRun:
+    """Read what a run's folder says about itself. Raises ConfigError where it holds no run that has been planned."""
+    folder = Folder(url)
+    if not folder.exists(RUN_FILE):
+        raise ConfigError(f"{url} holds no run: there is no {RUN_FILE}; name the folder that `fournee batch` wrote to")
+    try:
+        record = json.loads(folder.read(RUN_FILE))
+        fingerprint, input_format = record["fingerprint"], record["config"]["input"]["format"]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{url} holds a {RUN_FILE} that no run of ours wrote") from None
+    if not folder.exists(PLAN_FILE):
+        raise ConfigError(f"{url} has no plan yet: its input is still being looked into, or that failed; see the job's output")
+    plan, is_finished = Plan.load(folder), folder.exists(SUCCESS_FILE)  # before the listing: a finished run has all its parts
+    done = pa.array(committed(folder), pa.int64())
+    batches = plan.batches.filter(pc.is_in(plan.batches["batch_id"], done))
+    return WrittenRun(folder, fingerprint, plan, batches, is_finished, input_format in _LINE_FORMATS)
+
+
+def row_of(table: pa.Table, index: int) -> dict[str, Any]:
+    """The values of one row that are not null."""
+    return {name: _value(table[name][index]) for name in table.column_names if table[name][index].is_valid}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):  # such as a carried date after the year 9999
+        return pa.array([scalar]).to_string()

@@ -94,6 +94,7 @@ def _blocks(facts: Facts) -> Iterator[RenderableType]:
 def _counts(counts: Counts) -> Iterator[RenderableType]:
     num_run = counts.num_ok + counts.num_failed
     lines = {
+        "folder": one_line(counts.run),
         "state": "finished" if counts.is_finished else "not finished: it is going on, or was stopped",
         "rows planned": f"{counts.num_planned:,}",
         "  ok": _with_share(counts.num_ok, num_run),
@@ -104,7 +105,7 @@ def _counts(counts: Counts) -> Iterator[RenderableType]:
         "finish reasons": _listed(counts.finish_reasons),
         "files left out": "\n".join(one_line(f"{file.path}: {file.reason}") for file in counts.bad_files),
     }
-    yield facts_table(f"run {counts.run}", lines)
+    yield facts_table("run", lines)
     if counts.error_kinds:
         table = rows_table("failed rows", "kind", "rows", "of those run", "such as")
         for kind in counts.error_kinds:
@@ -146,16 +147,18 @@ def _found_rows(found: FoundRows) -> Iterator[RenderableType]:
 
 def _comparison(found: Comparison) -> Iterator[RenderableType]:
     lines = {
+        "from": one_line(found.run),
+        "to": one_line(found.other),
         "rows in both": f"{found.num_both:,}",
         "  same answers": _with_share(found.num_same, found.num_both),
         "  different answers": _with_share(found.num_different, found.num_both),
         "  ok -> failed": _with_share(found.num_ok_to_failed, found.num_both),
         "  failed -> ok": _with_share(found.num_failed_to_ok, found.num_both),
         "  failed in both": _with_share(found.num_both_failed, found.num_both),
-        f"only in {found.run}": f"{found.num_only_run:,}",
-        f"only in {found.other}": f"{found.num_only_other:,}",
+        "only in the first": f"{found.num_only_run:,}",
+        "only in the second": f"{found.num_only_other:,}",
     }
-    yield facts_table(f"from {found.run} to {found.other}", lines)
+    yield facts_table("two runs", lines)
     if not found.num_both:
         yield Text("rows are matched by input file and row: these runs have none in common", style="yellow")
     if found.examples:

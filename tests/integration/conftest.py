@@ -1,4 +1,7 @@
-"""Run the console command as a user does, in a process of its own; most tests share one Ray cluster, to save its start."""
+"""Run the console command as a user does, in a process of its own; most tests share one Ray cluster, to save its start.
+
+Tests of the engine itself share one vLLM with the real model.
+"""
 
 import os
 import subprocess
@@ -10,6 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+
+from pipelines.compose import compose_settings
+from pipelines.config import BatchConfig
+from pipelines.engines import Engine, build_engine
+from pipelines.model import model_folder
+from pipelines.parse import parse_config
+
+MAX_MODEL_LEN = 256
+MAX_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -103,3 +115,30 @@ def wait_until() -> Callable[[Callable[[], bool], "subprocess.Popen[str]"], None
         pytest.fail("it did not happen within five minutes")
 
     return wait
+
+
+def engine_config(engine: str) -> BatchConfig:
+    own = [f"engine.max_model_len={MAX_MODEL_LEN}"] if engine == "echo" else ["engine.kwargs.max_num_seqs=8"]
+    return parse_config(
+        compose_settings(
+            "batch", [f"engine={engine}", f"model.max_model_len={MAX_MODEL_LEN}", f"sampling.max_tokens={MAX_TOKENS}", *own]
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def vllm_engine() -> Iterator[Engine]:
+    """The real engine in this process, as a worker on CPUs runs it; one for all tests, the last of which kills it."""
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    before = {key: os.environ.get(key) for key in environment}
+    os.environ.update(environment)
+    config = engine_config("vllm")
+    yield build_engine(config, folder=model_folder(config.model), revision=None, device="cpu")
+    for key, value in before.items():
+        os.environ.pop(key) if value is None else os.environ.update({key: value})

@@ -1,66 +1,43 @@
 """The engine contract, the same for both engines; vLLM runs the real model, one engine for all tests."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from pipelines.compose import compose_settings
-from pipelines.config import BatchConfig
 from pipelines.engines import Engine, build_engine
 from pipelines.errors import EngineDead, ErrorKind, RowError
 from pipelines.model import model_folder
-from pipelines.parse import parse_config
 from pipelines.rows import Answer, Outcome, Request
+from tests.integration.conftest import MAX_MODEL_LEN, MAX_TOKENS, engine_config
 
-MAX_MODEL_LEN = 256
-MAX_TOKENS = 24
-
-
-def config_of(engine: str) -> BatchConfig:
-    own = [f"engine.max_model_len={MAX_MODEL_LEN}"] if engine == "echo" else ["engine.kwargs.max_num_seqs=8"]
-    return parse_config(
-        compose_settings(
-            "batch", [f"engine={engine}", f"model.max_model_len={MAX_MODEL_LEN}", f"sampling.max_tokens={MAX_TOKENS}", *own]
-        )
-    )
-
-
-@pytest.fixture(scope="module")
-def vllm_engine() -> Iterator[Engine]:
-    """The real engine in this process, as a worker on CPUs runs it."""
-    environment = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    before = {key: os.environ.get(key) for key in environment}
-    os.environ.update(environment)
-    config = config_of("vllm")
-    yield build_engine(config, folder=model_folder(config.model), revision=None, device="cpu")
-    for key, value in before.items():
-        os.environ.pop(key) if value is None else os.environ.update({key: value})
+SAMPLING = engine_config("vllm").sampling
 
 
 @pytest.fixture(params=["echo", "vllm"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "echo":
-        return build_engine(config_of("echo"), folder="", revision=None, device="cpu")
+        return build_engine(engine_config("echo"), folder="", revision=None, device="cpu")
     loaded: Engine = request.getfixturevalue("vllm_engine")
     return loaded
 
 
 def chat(text: str, key: str = "k") -> Request:
-    return Request(key, [{"role": "user", "content": text}])
+    return request([{"role": "user", "content": text}], key)
+
+
+def request(messages: list[dict[str, Any]], key: str = "k") -> Request:
+    return Request(key, messages, SAMPLING)
+
+
+def text_request(text: str) -> Request:
+    return Request("text", text, SAMPLING)
 
 
 def ask(engine: Engine, *prompts: str) -> list[Outcome]:
     prepared = [engine.prepare(chat(prompt, f"k{i}")) for i, prompt in enumerate(prompts)]
-    return engine.submit(prepared).answered.result(timeout=300)
+    return engine.submit(prepared).outcomes(300)
 
 
 def answers(outcomes: list[Outcome]) -> list[Answer]:
@@ -103,12 +80,12 @@ def test_the_longest_prompt_that_fits_gives_one_token(engine: Engine) -> None:
     longest: Any = None
     for words in range(MAX_MODEL_LEN, 0, -1):
         try:
-            longest = engine.prepare(Request("long", "yes " * words))
+            longest = engine.prepare(text_request("yes " * words))
         except RowError as error:
             assert error.kind == ErrorKind.PROMPT_TOO_LONG
             continue
         break
-    (one,) = answers(engine.submit([longest]).answered.result(timeout=300))
+    (one,) = answers(engine.submit([longest]).outcomes(300))
     assert one.num_prompt_tokens == MAX_MODEL_LEN - 1
     assert (one.completions[0].num_output_tokens, one.completions[0].finish_reason) == (1, "length")
 
@@ -117,7 +94,7 @@ def test_batches_from_many_threads_all_come_back(engine: Engine) -> None:
     prepared = [[engine.prepare(chat(f"Say {n}.", f"{n}-{i}")) for i in range(n)] for n in range(6)]
     with ThreadPoolExecutor(6) as pool:
         tickets = list(pool.map(engine.submit, prepared))
-    assert [len(ticket.answered.result(timeout=300)) for ticket in tickets] == list(range(6))
+    assert [len(ticket.outcomes(300)) for ticket in tickets] == list(range(6))
     assert all(ticket.admitted.done() for ticket in tickets)
 
 
@@ -134,12 +111,12 @@ def test_the_real_model_knows_the_capital_of_france(vllm_engine: Engine) -> None
 def test_token_counts_are_the_tokenizers(vllm_engine: Engine) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(config_of("vllm").model))
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(engine_config("vllm").model))
     prompts = ["What is the capital of France?", "Quelle est la couleur du ciel par beau temps ?", "🥐" * 5]
     for prompt, one in zip(prompts, answers(ask(vllm_engine, *prompts)), strict=True):
         text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
         assert one.num_prompt_tokens == len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    (raw,) = answers(vllm_engine.submit([vllm_engine.prepare(Request("raw", "Once upon a time"))]).answered.result(timeout=300))
+    (raw,) = answers(vllm_engine.submit([vllm_engine.prepare(text_request("Once upon a time"))]).outcomes(300))
     assert raw.num_prompt_tokens == len(tokenizer("Once upon a time")["input_ids"])
 
 
@@ -153,7 +130,7 @@ def test_token_counts_are_the_tokenizers(vllm_engine: Engine) -> None:
 )
 def test_messages_that_the_model_cannot_take_fail_alone(vllm_engine: Engine, messages: list[dict[str, Any]]) -> None:
     with pytest.raises(RowError):
-        vllm_engine.prepare(Request("bad", messages))
+        vllm_engine.prepare(request(messages))
     assert answers(ask(vllm_engine, "Hello!"))
 
 
@@ -187,6 +164,6 @@ def test_requests_that_a_dying_vllm_aborts_are_no_answers_and_every_batch_hears_
     monkeypatch.setattr(vllm_engine._engine, "step", end_with(vllm_engine, "abort"))
     for ticket in [vllm_engine.submit(prepared) for _ in range(3)]:
         with pytest.raises(EngineDead, match="vLLM aborted the requests that it held"):
-            ticket.answered.result(timeout=60)
+            ticket.outcomes(60)
     with pytest.raises(EngineDead):
-        vllm_engine.submit(prepared).answered.result(timeout=60)
+        vllm_engine.submit(prepared).outcomes(60)

@@ -129,7 +129,7 @@ def _sample(rows: Sequence[AnsweredRow]) -> Iterator[RenderableType]:
     if not rows:
         yield Text("no row was answered")
         return
-    table = rows_table(f"{len(rows):,} answered rows", "id", "prompt tokens", "output tokens", "finish reason", "text")
+    table = rows_table(f"{len(rows):,} answered rows, prompt and output in tokens", "id", "prompt", "output", "finish", "text")
     for row in rows:
         tokens = (f"{row.num_prompt_tokens:,}", f"{row.num_output_tokens:,}")
         add_row(table, one_line(row.id or ""), *tokens, row.finish_reason, one_line(row.text))

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
-from pipelines.readers import Outline, jsonl
+from pipelines.readers import Outline, for_file, jsonl
 from pipelines.readers.parquet import plain_type
 from pipelines.schema import result_schema
 from pipelines.sources import Source
@@ -36,8 +36,8 @@ def check_columns(config: InputConfig, looks: Sequence[Look], needed: Sequence[s
     sparse = {name for key in _SPARSE if (name := getattr(config, key)) is not None}
     optional = {*sparse, *(_REQUEST_COLUMNS if config.request_column is not None else ())} - {config.id_column}
     required = [name for name in needed if name not in optional]
-    if config.format != "jsonl":  # there, each row says for itself which keys it has
-        for look in looks:
+    for look in looks:
+        if for_file(config, look.source.path).format != "jsonl":  # there, each row says for itself which keys it has
             names = look.outline.columns.names
             _require(config, names, required, look.source.path)
             _refuse_doubled(config, names, [*needed, *config.carry_columns], look.source.path)
@@ -73,7 +73,8 @@ def _is_somewhere(config: InputConfig, looks: Sequence[Look], name: str) -> bool
     """Whether any file has a column; the first rows of JSON lines do not show what keys later ones have."""
     if any(name in look.outline.columns.names for look in looks):
         return True
-    return config.format == "jsonl" and any(jsonl.mentions(look.source.path, name) for look in looks)
+    lines = [look.source.path for look in looks if for_file(config, look.source.path).format == "jsonl"]
+    return any(jsonl.mentions(path, name) for path in lines)
 
 
 def _require(config: InputConfig, names: Sequence[str], needed: Sequence[str], path: str) -> None:

@@ -16,7 +16,7 @@ from pipelines.columns import Look, check_columns
 from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
 from pipelines.ids import check_ids
-from pipelines.readers import outline
+from pipelines.readers import for_file, outline
 from pipelines.rows import BATCH_FIELDS, Batch
 from pipelines.schema import PLAN
 from pipelines.sources import Source, is_bad_file
@@ -142,7 +142,10 @@ def _look_into(
         except Exception as error:
             if not is_bad_file(error):
                 raise
-            return BadFile(source.path, f"cannot be read as {config.format}: {str(error).strip() or type(error).__name__}")
+            return BadFile(
+                source.path,
+                f"cannot be read as {for_file(config, source.path).format}: {str(error).strip() or type(error).__name__}",
+            )
 
     with ThreadPoolExecutor(_FOOTER_THREADS if config.format == "parquet" else _TEXT_THREADS) as pool:
         found = list(pool.map(look, sources))

@@ -69,6 +69,8 @@ class Postprocessor:
                     filtered_by = step.name
         except RowError as error:
             return replace(completion, filtered_by=filtered_by, error=error)
+        if parsed is None and filtered_by is None:
+            return completion
         return replace(completion, parsed=parsed, filtered_by=filtered_by)
 
 

@@ -14,17 +14,12 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from pipelines import tables
-from pipelines.config import CsvInput, InputConfig, JsonlInput, ParquetInput
+from pipelines.config import FileInput, InputConfig
 from pipelines.errors import ConfigError, RunFailed
-from pipelines.readers.compressed import compression_of
+from pipelines.readers import SUFFIXES, suffix_of
 from pipelines.rows import Batch
 from pipelines.storage import file_system
 
-_SUFFIXES = {
-    "parquet": {".parquet", ".pq"},
-    "jsonl": {".jsonl", ".ndjson", ".json"},
-    "csv": {".csv", ".tsv"},
-}
 _WILDCARD = re.compile(r"[*?[]")
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
@@ -43,7 +38,7 @@ def list_sources(config: InputConfig) -> list[Source]:
 
     Raises ConfigError where a path matches nothing.
     """
-    if not isinstance(config, ParquetInput | JsonlInput | CsvInput):
+    if not isinstance(config, FileInput):
         name, version = tables.identify(config)
         return [Source(name, 0, version)]
     paths = [config.path] if isinstance(config.path, str) else config.path
@@ -103,7 +98,7 @@ def _expand(path: str, format_name: str) -> list[Source]:
         if not infos:
             seen = sorted({PurePosixPath(name).suffix or PurePosixPath(name).name for name in everything})
             raise ConfigError(
-                f"input.path={path} holds no {format_name} file ({', '.join(sorted(_SUFFIXES[format_name]))}); "
+                f"input.path={path} holds no {format_name} file ({', '.join(_suffixes(format_name))}); "
                 f"it has: {', '.join(seen) or 'nothing'}. Name the files, or set input.format"
             )
     elif fs.exists(place):
@@ -123,10 +118,13 @@ def _is_data(name: str, format_name: str) -> bool:
     """Whether a file found in a folder is input: by its ending, and not hidden or a marker such as _SUCCESS."""
     if _is_hidden(name, marks=(".", "_")):
         return False
-    suffixes = PurePosixPath(name).suffixes
-    if format_name != "parquet" and compression_of(name) is not None:
-        suffixes = suffixes[:-1]
-    return bool(suffixes) and suffixes[-1].lower() in _SUFFIXES[format_name]
+    suffix = PurePosixPath(name).suffix.lower() if format_name == "parquet" else suffix_of(name)
+    return suffix in _suffixes(format_name)
+
+
+def _suffixes(format_name: str) -> list[str]:
+    """The endings of a format's files; of all formats where there may be several."""
+    return sorted(suffix for suffix, known in SUFFIXES.items() if format_name in ("files", known))
 
 
 def _is_hidden(name: str, marks: tuple[str, ...] = (".",)) -> bool:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import tables
-from pipelines.config import CsvInput, InputConfig, JsonlInput, ParquetInput
-from pipelines.readers import csv, jsonl
+from pipelines.config import CsvInput, FileInput, FilesInput, InputConfig, JsonlInput, ParquetInput
+from pipelines.readers import csv, for_file, jsonl
 from pipelines.readers.compressed import compression_of, open_text
 from pipelines.sources import Source
 from pipelines.storage import Folder, file_system
@@ -28,12 +28,15 @@ Row = tuple[Any, ...]
 
 def check_settings(config: InputConfig) -> None:
     """Raises ConfigError for settings with which no source can be copied."""
+    if isinstance(config, FilesInput):
+        config = for_file(config, "any.csv")
     if isinstance(config, CsvInput):
         csv.check_settings(config)
 
 
 def spool(source: Source, config: InputConfig, run: Folder) -> str | None:
     """Copy a source into the run folder, if it is none that can be read by position, and return the copy's place."""
+    config = for_file(config, source.path)
     match config:
         case ParquetInput():
             return None
@@ -53,7 +56,7 @@ def _digest(source: Source, config: InputConfig) -> str:
 
 
 def _copy(source: Source, config: InputConfig, target: IO[bytes]) -> None:
-    if isinstance(config, ParquetInput | JsonlInput | CsvInput):
+    if isinstance(config, FileInput):
         fs, path = file_system(source.path)
         with open_text(fs, path) as stream:
             if isinstance(config, CsvInput):

@@ -21,9 +21,11 @@ from pipelines.config.answer import (
 )
 from pipelines.config.engine import Device, EchoEngineConfig, ModelConfig, VllmEngineConfig
 from pipelines.config.input import (
+    AnyInput,
     CsvInput,
     DeltaInput,
     FileInput,
+    FilesInput,
     HuggingFaceInput,
     IcebergInput,
     InputConfig,
@@ -39,6 +41,7 @@ from pipelines.suggest import shown
 
 __all__ = [
     "FORMS",
+    "AnyInput",
     "BatchConfig",
     "ClusterConfig",
     "CsvInput",
@@ -47,6 +50,7 @@ __all__ = [
     "EchoEngineConfig",
     "ErrorsConfig",
     "FileInput",
+    "FilesInput",
     "FilterStep",
     "FunctionStep",
     "HuggingFaceInput",

@@ -65,6 +65,16 @@ class CsvInput(AnyInput):
     """The columns' names where the file has no header line; null takes its first line."""
 
 
+class FilesInput(AnyInput):
+    """Files of several formats, each known by its ending; compressed ones too."""
+
+    format: Literal["files"]
+    path: TextOrList
+    """As for Parquet."""
+    encoding: Text
+    """That of the CSV and TSV files, as Python spells it."""
+
+
 class HuggingFaceInput(AnyInput):
     """A data set that `datasets` saved to disk."""
 
@@ -117,6 +127,6 @@ class LanceInput(AnyInput):
     """The table's version; null takes the newest, and the run records which it was."""
 
 
-FileInput = ParquetInput | JsonlInput | CsvInput
+FileInput = ParquetInput | JsonlInput | CsvInput | FilesInput
 TableInput = HuggingFaceInput | SqlInput | DeltaInput | IcebergInput | LanceInput
 InputConfig = FileInput | TableInput

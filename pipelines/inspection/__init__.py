@@ -32,6 +32,11 @@ class WrittenRun:
     has_lines: bool
     """Whether a row's number in its source is that of a line."""
 
+    @property
+    def has_all_parts(self) -> bool:
+        """Whether every batch has its part."""
+        return len(self.batches) == self.plan.num_batches
+
     def rows(self, batch_ids: Sequence[int]) -> ds.Dataset:
         """The rows of some parts, in the plan's order."""
         paths = [self.folder.path(part_name(batch_id)) for batch_id in batch_ids]

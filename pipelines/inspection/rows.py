@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from pipelines.errors import ConfigError, ErrorKind, Flag, RunFailed
 from pipelines.inspection import WrittenRun, row_of
@@ -18,6 +19,7 @@ from pipelines.plan import BadFile
 from pipelines.suggest import did_you_mean
 
 _PARTS_AT_ONCE = 100  # Arrow keeps 0.2 MB of every part that it has scanned for as long as their data set lives
+_TALLIED = ["batch_id", "num_ok", "num_failed", "error_kinds", "flags", "finish_reasons"]
 _FAILED = ["id", "source", "source_row", "error_kind", "error_message", "text"]
 _ANSWERED = ["id", "source", "source_row", "num_prompt_tokens", "num_output_tokens", "finish_reason", "text"]
 
@@ -99,7 +101,7 @@ class FoundRows:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the footers say."""
+    """What the parts say about their rows."""
 
     num_failed: int = 0
     oks: list[int] = field(default_factory=list)  # of each part
@@ -112,7 +114,7 @@ class _Tally:
 
 def count(run: WrittenRun, *, num_examples: int = 3) -> Counts:
     """Count what became of the planned rows. Raises RunFailed where a part does not belong to the run."""
-    tally = _read_footers(run, num_examples)
+    tally = _tally(run, num_examples)
     num_ok = sum(tally.oks)
     num_run = num_ok + tally.num_failed
     kinds = [
@@ -138,7 +140,7 @@ def failed_rows(run: WrittenRun, kind: str, *, limit: int) -> FailedRows:
     """The first rows that failed with an error kind. Raises ConfigError for a kind that does not exist."""
     if kind not in list(ErrorKind):
         raise ConfigError(f"--kind={kind} is not an error kind{did_you_mean(kind, ErrorKind)}")
-    tally = _read_footers(run, limit)
+    tally = _tally(run, limit)
     kinds = dict(tally.error_kinds.most_common())
     return FailedRows(kind, kinds.get(kind, 0), kinds, _failed(run, tally, kind, limit))
 
@@ -146,9 +148,9 @@ def failed_rows(run: WrittenRun, kind: str, *, limit: int) -> FailedRows:
 def sample(run: WrittenRun, num_rows: int, *, seed: int) -> tuple[AnsweredRow, ...]:
     """Rows that are ok, drawn at random; from the same parts the same seed draws the same rows.
 
-    Only the footers and the parts of the drawn rows are read.
+    Of the parts, only those of the drawn rows are read, and the others' footers where the run is not finished.
     """
-    oks = np.array(_read_footers(run, 0).oks, np.int64)
+    oks = np.array(_tally(run, 0).oks, np.int64)
     ends = np.cumsum(oks)
     total = int(oks.sum())
     drawn = np.array(sorted(Random(seed).sample(range(total), min(num_rows, total))), np.int64)
@@ -175,17 +177,30 @@ def rows_with_ids(run: WrittenRun, ids: Sequence[str], *, limit: int) -> FoundRo
     return FoundRows(num_rows, missing, tuple(row_of(rows, index) for index in range(len(rows))))
 
 
-def _read_footers(run: WrittenRun, num_batches: int) -> _Tally:
-    """Add up the statistics in the parts' footers; of each kind of error note the first batches that have it."""
-    tally, start = _Tally(), 0
+def _tally(run: WrittenRun, num_batches: int) -> _Tally:
+    """Add up what the parts say about their rows; of each kind of error note the first batches that have it."""
+    tally = _Tally()
+    for line in _from_table(run) if run.is_finished and run.has_all_parts else _from_footers(run):
+        _add(tally, line, num_batches)
+    return tally
+
+
+def _from_table(run: WrittenRun) -> Iterator[dict[str, Any]]:
+    """The statistics of a run that verified its parts: one file instead of all their footers."""
+    table = pq.ParquetFile(run.folder.path("stats/batches.parquet"), filesystem=run.folder.arrow)
+    for lines in table.iter_batches(columns=_TALLIED):
+        yield from lines.to_pylist(maps_as_pydicts="strict")
+
+
+def _from_footers(run: WrittenRun) -> Iterator[dict[str, Any]]:
+    start = 0
     for lines in read_statistics(run.folder, run.batches["batch_id"].to_pylist()):
         for line, batch in zip(lines, run.batches.slice(start, len(lines)).to_pylist(), strict=True):
             if (line.get("fingerprint"), line["num_rows_written"]) != (run.fingerprint, batch["num_rows"]):
                 name = part_name(batch["batch_id"])
                 raise RunFailed(f"{name} is no part of this run, or not as its plan says; delete it and resume the run")
-            _add(tally, line, num_batches)
+            yield line
         start += len(lines)
-    return tally
 
 
 def _add(tally: _Tally, line: dict[str, Any], num_batches: int) -> None:

@@ -1,14 +1,16 @@
 """Input formats. Each has an outline (what is in a file, without reading more than it must) and `read` (its batches)."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pipelines.config import InputConfig
-from pipelines.errors import ErrorKind, RowError
+from pipelines.config import AnyInput, CsvInput, FilesInput, InputConfig, JsonlInput, ParquetInput
+from pipelines.errors import ConfigError, ErrorKind, RowError
 from pipelines.readers import csv, jsonl, parquet
+from pipelines.readers.compressed import compression_of
 from pipelines.rows import Batch, Block
 from pipelines.storage import file_system
 
@@ -40,13 +42,48 @@ class Outline(Protocol):
         """Cut the first `limit` rows into contiguous batches."""
 
 
+SUFFIXES = {
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+}
 _READERS: dict[str, ModuleType] = {"jsonl": jsonl, "csv": csv}
+
+
+def suffix_of(path: str) -> str:
+    """What a file's name says about its format, whatever compresses it."""
+    name = PurePosixPath(path)
+    return (name.with_suffix("") if compression_of(path) is not None else name).suffix.lower()
+
+
+def for_file(config: InputConfig, path: str) -> InputConfig:
+    """The settings with which one file is read: where there are several formats, those of its own.
+
+    Raises ConfigError where its ending tells none.
+    """
+    if not isinstance(config, FilesInput):
+        return config
+    shared = {name: getattr(config, name) for name in ("path", *AnyInput.model_fields)}
+    match SUFFIXES.get(suffix_of(path)):
+        case "parquet":
+            return ParquetInput(format="parquet", **shared)
+        case "jsonl":
+            return JsonlInput(format="jsonl", **shared)
+        case "csv":
+            tabs = suffix_of(path) == ".tsv"
+            style: dict[str, Any] = {"delimiter": "\t" if tabs else ",", "quote": None if tabs else '"', "columns": None}
+            return CsvInput(format="csv", encoding=config.encoding, **style, **shared)
+        case _:
+            raise ConfigError(
+                f"input.path: the ending of {path} tells no format (known are {', '.join(SUFFIXES)}); "
+                "rename it, or name its format: input=parquet, input=jsonl or input=csv"
+            )
 
 
 def outline(config: InputConfig, path: str, spooled: str | None, stride: int) -> Outline:
     """What is in a source or its copy; of JSON lines, the position of every `stride`-th row."""
     fs, place = file_system(spooled or path)
-    match config.format:
+    match for_file(config, path).format:
         case "jsonl" if spooled is None:
             return jsonl.outline(fs, place, stride, config.limit)
         case "jsonl":
@@ -62,7 +99,7 @@ def read_batches(config: InputConfig, batches: Sequence[Batch], columns: Sequenc
 
     What it raises for a damaged file is told by `sources.is_bad_file`; another call reads the batches after the damage.
     """
-    reader = _READERS.get(config.format, parquet)  # tables are copied to Parquet
+    reader = _READERS.get(for_file(config, batches[0].source).format, parquet)  # tables are copied to Parquet
     blocks: Iterator[Block] = reader.read(tuple(batches), columns, carried)  # the caller's own list may shrink meanwhile
     return blocks
 

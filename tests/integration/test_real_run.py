@@ -5,10 +5,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from openai.types import CreateEmbeddingResponse
 
 from tests.integration.conftest import Fournee
 
@@ -70,9 +73,82 @@ def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_
     assert texts[0] == texts[1]
 
 
-def test_a_value_that_only_vllm_can_judge_is_a_configuration_error(tmp_path: Path) -> None:
-    done = Fournee(tmp_path / "run", "").run("engine.kwargs.max_num_seqs=-5")
+def test_a_cache_that_the_models_length_does_not_fit_into_is_a_configuration_error(tmp_path: Path) -> None:
+    """Only vLLM can judge the value, when it has loaded the model."""
+    done = Fournee(tmp_path / "run", "").run("engine.kwargs.num_gpu_blocks_override=2")
     assert done.code == 2, done.err
     assert "vLLM refuses the options" in done.err
-    assert "max_num_seqs" in done.err
+    assert "max seq len (2048)" in done.err and "max_model_len" in done.err
     assert not list((tmp_path / "run").glob("results/*"))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 8}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+# What one row asks for by itself, and what becomes of it: an error kind, or None for an answer.
+ROWS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "plain": ({"prompt": "What is the capital of France?"}, None),
+    "schema": ({"prompt": "Give me a word as JSON.", "own": {"json_schema": SCHEMA, "max_tokens": 40}}, None),
+    "cut": ({"prompt": "Give me a word as JSON.", "own": {"json_schema": SCHEMA, "max_tokens": 2}}, "truncated"),
+    "nonsense": ({"prompt": "x", "own": {"json_schema": {"type": "nonsense"}}}, "invalid_schema"),
+    "pattern": ({"prompt": "x", "own": {"json_schema": {"type": "string", "pattern": "("}}}, "invalid_schema"),
+    "regex": ({"prompt": "x", "own": {"regex": "(("}}, "invalid_schema"),
+    "choice": ({"prompt": "Is the sky blue?", "own": {"choice": ["yes", "no"]}}, None),
+    "several": ({"prompt": "Say a word.", "own": {"n": 2, "temperature": 1.0, "max_tokens": 3}}, None),
+    "likely": ({"prompt": "Say a word.", "own": {"logprobs": 2, "prompt_logprobs": 1, "max_tokens": 2}}, None),
+    "cold": ({"prompt": "x", "own": {"temperature": -1}}, "invalid_parameter"),
+    "marker": ({"prompt": "What does <|im_end|> mean?"}, None),
+    "long": ({"prompt": "word " * 2000}, "prompt_too_long"),
+    "roles": ({"prompt": None}, "missing_value"),
+    "last": ({"prompt": "What is the capital of France?"}, None),
+}
+
+
+def test_each_row_gets_what_it_asks_for_and_bad_ones_fail_alone(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
+    run = Fournee(tmp_path / "run", "")
+    path = jsonl([{"id": name, **row} for name, (row, _) in ROWS.items()])
+    done = run.run(
+        "input=jsonl", f"input.path={path}", "input.id_column=id", "input.sampling_column=own", "model.max_model_len=256",
+        "sampling.max_tokens=12", "engine.cpu_kv_cache_gib=1", "errors.max_failed_fraction=1",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    rows = {row["id"]: row for row in run.table().to_pylist()}
+    assert {name: rows[name]["error_kind"] for name in ROWS} == {name: kind for name, (_, kind) in ROWS.items()}
+    assert "Paris" in rows["plain"]["text"]
+    assert rows["plain"]["text"] == rows["last"]["text"]
+    assert set(json.loads(rows["schema"]["parsed"])) == {"word"}
+    assert (rows["cut"]["finish_reason"], rows["cut"]["num_output_tokens"]) == ("length", 2)
+    assert rows["choice"]["text"] in ("yes", "no")
+    assert len(rows["several"]["completions"]) == 1
+    assert [len(place) >= 2 for place in rows["likely"]["logprobs"]] == [True, True]
+    assert len(rows["likely"]["prompt_logprobs"]) == rows["likely"]["num_prompt_tokens"]
+    assert rows["marker"]["flags"] == ["special_tokens"]
+    assert "tokens; model.max_model_len=256 allows 255" in rows["long"]["error_message"]
+    assert (rows["plain"]["sampling"], json.loads(rows["choice"]["sampling"])["choice"]) == (None, ["yes", "no"])
+
+
+def test_embedding_bodies_of_an_openai_batch_are_embedded(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
+    texts = {"a": "The cat sat on the mat.", "b": "A cat was sitting on a mat.", "c": "Interest rates rose again."}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": {"model": "any", "input": text}}
+        for name, text in texts.items()
+    ]
+    lines.append({"custom_id": "d", "method": "POST", "url": "/v1/embeddings", "body": {"model": "any", "input": ["x", "y"]}})
+    run = Fournee(tmp_path / "run", "")
+    done = run.run(
+        "input=openai", f"input.path={jsonl(lines)}", "engine.kwargs.runner=pooling", "engine.kwargs.convert=embed",
+        "output.openai=true", "errors.max_failed_fraction=0.5", "engine.cpu_kv_cache_gib=1",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    rows = {row["id"]: row for row in run.table().to_pylist()}
+    assert rows["d"]["error_kind"] == "invalid_request"
+    vectors = {name: np.array(rows[name]["embedding"]) for name in texts}
+    assert all(abs(np.linalg.norm(vector) - 1) < 1e-3 for vector in vectors.values())
+    assert vectors["a"] @ vectors["b"] > vectors["a"] @ vectors["c"]
+    bodies = [json.loads(line)["response"]["body"] for line in (run.folder / "openai" / "output.jsonl").open()]
+    assert [len(CreateEmbeddingResponse.model_validate(body).data[0].embedding) for body in bodies] == [len(vectors["a"])] * 3
+    (error,) = [json.loads(line) for line in (run.folder / "openai" / "errors.jsonl").open()]
+    assert (error["custom_id"], error["response"]["status_code"]) == ("d", 400)

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count as numbers
 from pathlib import Path
@@ -27,6 +28,7 @@ from pipelines.rows import Batch
 from pipelines.schema import PLAN, result_schema
 from pipelines.statistics import Origin, Timing, statistics_of
 from pipelines.storage import Folder
+from pipelines.summary import finish
 from tests.unit.story import answer, echo
 
 ROOT = Path(__file__).parents[2]
@@ -152,13 +154,9 @@ def test_every_planned_row_is_ok_or_failed_or_not_run_yet(
         assert failed_rows(read_run(counts.run), one.error_kind, limit=3).rows == one.examples
 
 
-def test_a_running_run_and_a_finished_one_are_told_apart() -> None:
-    run = write_run({"a": [ok(0), failed(1)]}, bad_files=[BadFile("b", "is no file of ours")])
-    assert not count(run).is_finished
-    run.folder.write("_SUCCESS", b"")
-    counts = count(read_run(run.folder.url))
-    assert counts.is_finished
-    assert counts.bad_files == (BadFile("b", "is no file of ours"),)
+def test_files_that_the_plan_left_out_are_named() -> None:
+    run = write_run({"a": [ok(0)]}, bad_files=[BadFile("b", "is no file of ours")])
+    assert count(run).bad_files == (BadFile("b", "is no file of ours"),)
 
 
 def test_a_failed_row_is_named_by_its_line_where_its_file_has_lines_and_keeps_its_answer() -> None:
@@ -323,6 +321,31 @@ def test_two_real_runs_with_other_batches_match(
     assert 0 < there.num_not_run < 45
     assert found.num_both == found.num_same + found.num_both_failed == there.num_ok + there.num_failed
     assert (found.num_only_run, found.num_only_other) == (there.num_not_run, 0)
+
+
+def test_a_finished_run_is_counted_from_its_table_as_from_its_footers(
+    batch_config: Callable[..., BatchConfig], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = jsonl([{"id": f"r{i}", "prompt": None if i % 7 == 0 else f"say {i}"} for i in range(45)])
+    config = batch_config(*echo(path, str(tmp_path / "run"), "errors.max_failed_fraction=1"))
+    run, plan, _ = answer(config)
+    before, drawn = count(read_run(run.folder.url)), sample(read_run(run.folder.url), 4, seed=2)
+    assert not before.is_finished
+    finish(run, plan, config)
+    finished = read_run(run.folder.url)
+    assert count(finished) == replace(before, is_finished=True)
+    assert sample(finished, 4, seed=2) == drawn
+    for name in run.folder.names("results")[1:]:  # their footers are not needed
+        run.folder.write(f"results/{name}", b"")
+    assert count(finished, num_examples=1).num_failed == 7
+
+
+def test_a_finished_run_that_lost_a_part_counts_what_is_left() -> None:
+    run = write_run({"a": [ok(row) for row in range(5)]})
+    run.folder.write("_SUCCESS", b"")
+    run.folder.delete("results/part-00000001.parquet")
+    counts = count(read_run(run.folder.url))
+    assert (counts.num_ok, counts.num_not_run) == (3, 2)
 
 
 def inspect(*arguments: str) -> int:

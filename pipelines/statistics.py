@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import PricingConfig
 from pipelines.rows import Batch
-from pipelines.schema import BATCH, LATENCIES
+from pipelines.schema import BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,24 @@ def batch_table(statistics: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(lines, schema=BATCH)
 
 
-def _latency_quantiles(table: pa.Table) -> dict[str, float | None]:
-    """Over the rows that the model answered."""
+def latencies_of(table: pa.Table) -> dict[str, np.ndarray]:
+    """Seconds, for each of the rows that the model answered (the time per output token, for those of two tokens or more)."""
     answered = table.select(["queue_s", "ttft_s", "generation_s", "num_output_tokens"]).drop_null()
-    ttft, generation, tokens = (answered[name].to_numpy() for name in ("ttft_s", "generation_s", "num_output_tokens"))
+    queue, ttft, generation, tokens = (column.to_numpy() for column in answered.columns)
     later = tokens > 1
-    series = {
-        "queue_s": answered["queue_s"].to_numpy(),
+    return {
+        "queue_s": queue,
         "ttft_s": ttft,
         "time_per_output_token_s": generation[later] / (tokens[later] - 1),
         "latency_s": ttft + generation,
     }
+
+
+def _latency_quantiles(table: pa.Table) -> dict[str, float | None]:
     quantiles: dict[str, float | None] = {}
-    for name in LATENCIES:
-        values = np.quantile(series[name], (0.5, 0.95, 0.99)).tolist() if len(series[name]) else [None] * 3
-        quantiles |= dict(zip((f"{name}_p50", f"{name}_p95", f"{name}_p99"), values, strict=True))
+    for name, values in latencies_of(table).items():
+        found = np.quantile(values, (0.5, 0.95, 0.99)).tolist() if len(values) else [None] * 3
+        quantiles |= dict(zip((f"{name}_p50", f"{name}_p95", f"{name}_p99"), found, strict=True))
     return quantiles
 
 

@@ -7,33 +7,22 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow import acero
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.budget import allowed_failures
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.heartbeat import worker_table
+from pipelines.latencies import Quantiles, latencies
 from pipelines.openai_results import write_openai
 from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
 from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
-from pipelines.schema import BATCH, LATENCIES, result_schema
+from pipelines.schema import BATCH
 from pipelines.statistics import batch_table, cost_per_million, tokens_per_s
 
 SUMMARY_FILE = "stats/summary.json"
-_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-
-
-class Quantiles(BaseModel):
-    """Seconds below which half, 95 % and 99 % of the rows lie; null where there are none."""
-
-    model_config = ConfigDict(frozen=True)
-    p50: float | None
-    p95: float | None
-    p99: float | None
 
 
 class Summary(BaseModel):
@@ -186,7 +175,7 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         output_tokens_per_s=tokens_per_s(num_output, wall_s),
         total_tokens_per_s=tokens_per_s(num_prompt + num_output, wall_s),
         busy_output_tokens_per_s=tokens_per_s(num_output, engine_s),
-        latencies=_latencies(run, plan),
+        latencies=latencies(run.folder, plan.batches["batch_id"].to_pylist()),
         currency=config.pricing.currency,
         cost=cost,
         cost_basis="worker lifetimes x accelerators x price per accelerator-hour",
@@ -221,30 +210,6 @@ def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
         "pricing": config.pricing.model_dump(),
         "command": last["command"],
     }
-
-
-def _latencies(run: Run, plan: Plan) -> dict[str, Quantiles]:
-    """Quantiles over all rows by t-digest (Dunning 2019), in one streaming pass over three columns."""
-    paths = [run.folder.path(part_name(batch_id)) for batch_id in plan.batches["batch_id"].to_pylist()]
-    rows = ds.dataset(paths, schema=result_schema(plan.carried), format="parquet", filesystem=run.folder.arrow)
-    later_tokens = ds.field("num_output_tokens") - 1
-    later_tokens = pc.if_else(later_tokens > 0, later_tokens, None).cast(pa.float64())  # an answer of one token has no rate
-    columns = {
-        "queue_s": ds.field("queue_s"),
-        "ttft_s": ds.field("ttft_s"),
-        "time_per_output_token_s": ds.field("generation_s") / later_tokens,
-        "latency_s": ds.field("ttft_s") + ds.field("generation_s"),
-    }
-    scan = acero.Declaration("scan", acero.ScanNodeOptions(rows, columns=columns))
-    project = acero.Declaration("project", acero.ProjectNodeOptions(list(columns.values()), list(columns)))
-    wanted = [
-        (name, "tdigest", pc.TDigestOptions(q=share, delta=500), f"{name}_{label}")
-        for name in columns
-        for label, share in _QUANTILES.items()
-    ]
-    aggregate = acero.Declaration("aggregate", acero.AggregateNodeOptions(wanted))
-    (line,) = acero.Declaration.from_sequence([scan, project, aggregate]).to_table().to_pylist()
-    return {name: Quantiles(**{label: line[f"{name}_{label}"] for label in _QUANTILES}) for name in LATENCIES}
 
 
 def _wall_s(workers: pa.Table) -> float:

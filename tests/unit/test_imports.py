@@ -36,6 +36,7 @@ LEVELS = [
     {
         "pipelines.budget",
         "pipelines.engines",
+        "pipelines.latencies",
         "pipelines.model",
         "pipelines.openai_requests",
         "pipelines.parameters",

@@ -112,7 +112,7 @@ def test_statistics_have_their_schema_and_add_up(batch_config: Config, jsonl: Ca
     assert summary.cost == pytest.approx(summary.worker_s)  # 3600 an hour is 1 a second
     assert sum(batches["cost"].to_pylist()) == pytest.approx(summary.engine_s)
     assert summary.cost_per_million_output_tokens == pytest.approx(summary.cost * 1e6 / 150)
-    assert summary.latencies["ttft_s"].p50 == pytest.approx(0.002)
+    assert summary.latencies["ttft_s"].p50 == pytest.approx(0.002, rel=0.005)
     assert batches["finish_reasons"].to_pylist()[0] == [("stop", 10)]
 
 
@@ -230,7 +230,7 @@ def test_rows_with_several_answers_count_all_their_tokens(
     assert (row["num_output_tokens"], len(row["completions"])) == (6, 1)
     (batch,) = read(run, "stats/batches.parquet").to_pylist()
     assert batch["time_per_output_token_s_p50"] == pytest.approx(0.02 / 5)
-    assert summary.latencies["time_per_output_token_s"].p50 == pytest.approx(0.02 / 5)
+    assert summary.latencies["time_per_output_token_s"].p50 == pytest.approx(0.02 / 5, rel=0.005)
 
 
 def test_a_finished_run_is_judged_by_the_error_budget_of_now(

@@ -35,7 +35,7 @@ demo: $(READY)  ## answer the 64 demo prompts with the embedded model
 	@$(BIN)/fournee batch output.path=$(DEMO)
 
 test: lint  ## run all checks and all tests
-	$(call say,running the tests; about ten minutes on two cores)
+	$(call say,running the tests; about twenty minutes on two cores)
 	@$(BIN)/pytest
 
 lint: $(READY)  ## ruff and mypy

@@ -16,7 +16,7 @@ from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.engines.vllm.options import check_options
 from pipelines.errors import Stopped
 from pipelines.heartbeat import num_alive
-from pipelines.model import pinned_revision
+from pipelines.model import check_chat_template, pinned_revision
 from pipelines.parts import committed, failures
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
@@ -55,6 +55,7 @@ def check_settings(config: BatchConfig) -> None:
     """Refuse what only more than the settings themselves can tell: engine options and functions that do not exist."""
     if isinstance(config.engine, VllmEngineConfig):
         check_options(config.engine.kwargs)
+        check_chat_template(config)
     Postprocessor(config.postprocess)
 
 

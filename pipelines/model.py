@@ -10,13 +10,14 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelines.config import ModelConfig
+from pipelines.config import BatchConfig, ModelConfig
 from pipelines.errors import ConfigError
 from pipelines.storage import PACKAGE_SCHEME, package_file
 
 _WHOLE_BYTES = 64 * 2**20  # files up to this size are digested whole, larger ones by samples
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 2**20
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tekken.json")  # or in tokenizer_config.json
 _ABANDONED_S = 3600.0  # a conversion takes seconds; one that is older was killed
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,25 @@ def model_digest(config: ModelConfig) -> str:
     if _is_folder(config.path):
         return f"sha256:{_digest_folder(Path(config.path).expanduser())}"
     return f"commit:{_hub_commit(config)}"
+
+
+def check_chat_template(config: BatchConfig) -> None:
+    """Raises ConfigError where conversations are asked for and a model folder has no chat template, as base models have none.
+
+    Nothing is loaded for it; a model on the hub is looked at when a worker has it.
+    """
+    if config.prompt.kind != "chat" or config.prompt.chat_template is not None:
+        return
+    if config.model.path.startswith(PACKAGE_SCHEME) or not _is_folder(config.model.path):
+        return
+    folder = Path(config.model.path).expanduser()
+    settings = folder / "tokenizer_config.json"
+    is_there = any((folder / name).is_file() for name in _TEMPLATE_FILES)
+    if not is_there and settings.is_file() and not json.loads(settings.read_text(encoding="utf-8")).get("chat_template"):
+        raise ConfigError(
+            f"model.path={folder} has no chat template, as base models have none; "
+            "set prompt=raw to hand it the text as it is, or name a prompt.chat_template_file"
+        )
 
 
 def pinned_revision(digest: str) -> str | None:

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 from pipelines.errors import ConfigError
 from pipelines.parts import committed, part_name
 from pipelines.plan import PLAN_FILE, Plan
+from pipelines.readers import SUFFIXES, suffix_of
 from pipelines.run import RUN_FILE, SUCCESS_FILE
 from pipelines.schema import result_schema
 from pipelines.storage import Folder
@@ -29,8 +30,7 @@ class WrittenRun:
     batches: pa.Table
     """Those of the plan that have a part."""
     is_finished: bool
-    has_lines: bool
-    """Whether a row's number in its source is that of a line."""
+    input_format: str
 
     @property
     def has_all_parts(self) -> bool:
@@ -43,9 +43,10 @@ class WrittenRun:
         schema = result_schema(self.plan.carried)
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.folder.arrow)
 
-    def line_of(self, source_row: int) -> int | None:
-        """The line that an editor shows for a row, where sources have lines."""
-        return source_row + 1 if self.has_lines else None
+    def line_of(self, source: str, source_row: int) -> int | None:
+        """The line that an editor shows for a row, where its source has lines."""
+        own_format = SUFFIXES.get(suffix_of(source)) if self.input_format == "files" else self.input_format
+        return source_row + 1 if own_format in _LINE_FORMATS else None
 
 
 def read_run(url: str) -> WrittenRun:
@@ -63,7 +64,7 @@ def read_run(url: str) -> WrittenRun:
     plan, is_finished = Plan.load(folder), folder.exists(SUCCESS_FILE)  # before the listing: a finished run has all its parts
     done = pa.array(committed(folder), pa.int64())
     batches = plan.batches.filter(pc.is_in(plan.batches["batch_id"], done))
-    return WrittenRun(folder, fingerprint, plan, batches, is_finished, input_format in _LINE_FORMATS)
+    return WrittenRun(folder, fingerprint, plan, batches, is_finished, input_format)
 
 
 def row_of(table: pa.Table, index: int) -> dict[str, Any]:

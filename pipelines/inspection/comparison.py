@@ -183,7 +183,7 @@ def _difference(run: WrittenRun, change: Change, before: pa.Table, after: pa.Tab
         id=row.get("id"),
         source=row["source"],
         source_row=row["source_row"],
-        line=run.line_of(row["source_row"]),
+        line=run.line_of(row["source"], row["source_row"]),
         before=row_of(before.select(_SHOWN), 0),
         after=row_of(after.select(_SHOWN), 0),
     )

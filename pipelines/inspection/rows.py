@@ -222,7 +222,7 @@ def _failed(run: WrittenRun, tally: _Tally, kind: str, limit: int) -> tuple[Fail
     if not batches:
         return ()
     rows = run.rows(batches).head(limit, columns=_FAILED, filter=ds.field("error_kind") == kind)
-    return tuple(FailedRow(**row, line=run.line_of(row["source_row"])) for row in rows.to_pylist())
+    return tuple(FailedRow(**row, line=run.line_of(row["source"], row["source_row"])) for row in rows.to_pylist())
 
 
 def _count_filters(run: WrittenRun, batch_ids: Sequence[int]) -> dict[str, int]:

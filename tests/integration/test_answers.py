@@ -153,3 +153,9 @@ def test_tools_reach_the_template_the_tokenizers_own_tokens_are_known_and_embedd
     requests = Requests(vllm_engine._engine, CONFIG.prompt.model_copy(update=own), CONFIG.sampling, None)  # type: ignore[attr-defined]
     prepared = requests.prepare(replace(request("hi"), tools=TOOLS))
     assert prepared.rendered["prompt"] == "get_weather: hi"
+
+
+def test_a_chat_template_that_cannot_render_is_refused_once_and_not_for_every_row(vllm_engine: Any) -> None:
+    broken = CONFIG.prompt.model_copy(update={"chat_template": "{{ raise_exception('no chats here') }}"})
+    with pytest.raises(ConfigError, match=r"no chats here.*set prompt=raw"):
+        Requests(vllm_engine._engine, broken, CONFIG.sampling, None)

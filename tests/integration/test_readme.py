@@ -23,7 +23,14 @@ REAL = ".venv/bin/fournee batch"
 
 
 def test_every_command_is_one_that_these_tests_know() -> None:
-    known = ("make ", f"{REAL} ", "pip install ", "fournee batch ", "RAY_AUTH_MODE=token ray job submit ")
+    known = (
+        "make ",
+        f"{REAL} ",
+        ".venv/bin/fournee inspect ",
+        "pip install ",
+        "fournee batch ",
+        "RAY_AUTH_MODE=token ray job submit ",
+    )
     assert COMMANDS
     assert not [command for command in COMMANDS if not command.startswith(known)]
 
@@ -36,24 +43,42 @@ def test_make_knows_its_targets(command: str) -> None:
     assert ".venv/bin/" in done.stdout
 
 
+def run(line: str, folder: Path, address: str) -> None:
+    """Run a command as written; the echo engine stands in for the model, which other tests run."""
+    words = shlex.split(line)[1:]
+    engine = ["engine=echo"] if words[0] == "batch" else []
+    environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
+    command = [sys.executable, "-m", "jobs.cli", *words, *engine]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
 def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
-    """In order, in an empty folder; the echo engine stands in for the model, which other tests run."""
-    environment = {**os.environ, "RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "token"}
+    """In order, in an empty folder."""
     for language, block in TOUR:
         if language == "python":
             subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
             continue
         for line in block.splitlines():
-            command = [sys.executable, "-m", "jobs.cli", *shlex.split(line)[1:], "engine=echo"]
-            done = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-            )
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            run(line, tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/ten/results").count_rows() == 10
     assert ds.dataset(tmp_path / "runs/all/results").count_rows() == 100
     assert ds.dataset(tmp_path / "runs/pirate/results").count_rows() == 64
     (first, *_) = ds.dataset(tmp_path / "runs/numbers/results").to_table().to_pylist()
     assert (first["text"], first["uid"]) == ("Answer with a number only. What is 1", 1)
+
+
+def test_the_commands_about_inputs_run_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+    page = (ROOT / "docs/inputs.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("fournee "):
+                run(line, tmp_path, ray_address)
+            else:
+                subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    rows = {row["id"]: row for row in ds.dataset(tmp_path / "run/results").to_table().to_pylist()}
+    assert (rows["b"]["error_kind"], rows["b"]["attempts"], rows["c"]["num_output_tokens"]) == ("missing_value", 2, 3)
+    assert ds.dataset(tmp_path / "numbers/results").to_table()["parsed"].to_pylist()[0] == '"2"'
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("fournee batch ", "RAY_AUTH_MODE=token ray job"))])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_
     texts = [{row["id"]: row["text"] for row in run.table().to_pylist()} for run in (calm, rough)]
     assert len(rough.table()) == len(texts[1]) == 32
     assert texts[0] == texts[1]
+
+
+def test_a_worker_killed_on_its_way_is_replaced_and_its_rows_are_answered(tmp_path: Path, wait_until: WaitUntil) -> None:
+    run = Fournee(tmp_path / "run", "")
+    process = run.start(
+        "input.limit=24", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",
+        "engine.cpu_kv_cache_gib=1",
+    )  # fmt: skip
+    wait_until(lambda: len(run.parts()) >= 2, process)
+    (beat,) = (json.loads(path.read_text()) for path in run.folder.glob("attempts/worker-*.json"))
+    before = run.parts()
+    os.kill(beat["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert {name: run.parts()[name] for name in before} == before
+    assert len({row["id"] for row in run.table().to_pylist()}) == len(run.table()) == 24
+    summary = json.loads((run.folder / "stats" / "summary.json").read_text())
+    assert (summary["num_ok"], summary["num_workers"], summary["num_deaths"]) == (24, 2, 1)
 
 
 def test_a_cache_that_the_models_length_does_not_fit_into_is_a_configuration_error(tmp_path: Path) -> None:

@@ -178,3 +178,14 @@ def test_a_token_is_no_setting_and_is_not_repeated(batch_config: Config, command
     with pytest.raises(ConfigError, match="HF_TOKEN") as refusal:
         check_settings(config)
     assert "hf_secret" not in str(refusal.value)
+
+
+def test_a_base_model_is_refused_for_conversations_before_anything_is_loaded(
+    batch_config: Callable[..., BatchConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no chat template.*set prompt=raw"):
+        check_settings(batch_config(f"model.path={tmp_path}"))
+    check_settings(batch_config(f"model.path={tmp_path}", "prompt=raw"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    check_settings(batch_config(f"model.path={tmp_path}"))

@@ -51,6 +51,17 @@ class Requests:
             self._run_params = self._params_of(sampling)
         except RowError as error:
             raise ConfigError(f"vLLM refuses sampling.*: {error.message}") from None
+        if prompt.kind == "chat":
+            self._check_template()
+
+    def _check_template(self) -> None:
+        """Refuse a model without a chat template, or with a broken one, once and not for every row."""
+        try:
+            self._render(Request("probe", [{"role": "user", "content": "Hello!"}], self._sampling))
+        except RowError as error:
+            raise ConfigError(
+                f"{error.message}; set prompt=raw to hand the model the text as it is, or name a prompt.chat_template_file"
+            ) from None
 
     def prepare(self, request: Request) -> Prepared:
         """Apply the chat template, tokenise and verify; raises RowError."""
@@ -71,7 +82,7 @@ class Requests:
 
     def _fit(self, request: Request) -> tuple[Any, int]:
         """Render the prompt, cut to the limit where the settings say so; returns how many tokens were cut, too."""
-        rendered = self._render(request, request.prompt)
+        rendered = self._render(request)
         num_tokens = len(rendered["prompt_token_ids"])
         if num_tokens == 0:
             raise RowError(ErrorKind.EMPTY_PROMPT, "the prompt has no tokens")
@@ -95,10 +106,11 @@ class Requests:
             return self._prompt.max_tokens, f"prompt.max_tokens={self._prompt.max_tokens}"
         return most - answer, f"model.max_model_len={most}"
 
-    def _render(self, request: Request, prompt: Prompt) -> Any:
+    def _render(self, request: Request, prompt: Prompt | None = None) -> Any:
         from vllm.exceptions import VLLMClientError
 
         renderer = self._engine.renderer
+        prompt = request.prompt if prompt is None else prompt
         try:
             if isinstance(prompt, str):
                 (rendered,) = renderer.render_cmpl([{"prompt": prompt}], self._text_params)

@@ -152,7 +152,8 @@ def _compiled(schema: str) -> Any:
     except SchemaError as error:
         return f"at {error.json_path}, {error.message}"[:_MAX_MESSAGE]
     except Unresolvable as error:
-        return f"it refers to {shown(getattr(error, 'anchor', error.ref))}, which is not in it, and nothing is fetched; write it out"
+        target = shown(getattr(error, "anchor", error.ref))
+        return f"it refers to {target}, which is not in it, and nothing is fetched; write it out"
     except RecursionError:
         return "its references go round in circles, or over too many steps"
     except TypeError:  # referencing 0.37 over true and false beneath the $schema of an old draft

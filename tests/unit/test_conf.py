@@ -15,6 +15,7 @@ from pipelines.config import (
     CsvInput,
     DeltaInput,
     EchoEngineConfig,
+    FilesInput,
     HuggingFaceInput,
     IcebergInput,
     JsonlInput,
@@ -32,7 +33,7 @@ COMMENT_COLUMN, MAX_LINE = 32, 128
 UNIONS: dict[str, tuple[str, dict[str, type[Strict]]]] = {
     "engine": ("kind", {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}),
     "input": ("format", {
-        "parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput, "huggingface": HuggingFaceInput, "sql": SqlInput,
+        "parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput, "files": FilesInput, "huggingface": HuggingFaceInput, "sql": SqlInput,
         "delta": DeltaInput, "iceberg": IcebergInput, "lance": LanceInput,
     }),
 }  # fmt: skip

@@ -174,7 +174,7 @@ ENGINES = [
     ("engine.kind=foo", ['engine.kind="foo" must be vllm or echo; choose with engine=vllm']),
     ("~engine.kind", ["engine.kind=null must be vllm or echo"]),
 ]
-FORMATS = "parquet or jsonl or csv or huggingface or sql or delta or iceberg or lance"
+FORMATS = "parquet or jsonl or csv or files or huggingface or sql or delta or iceberg or lance"
 INPUTS = [
     ("input.format=xml", [f'input.format="xml" must be {FORMATS}; choose with input=parquet']),
     ("~input.format", [f"input.format=null must be {FORMATS}"]),

@@ -33,7 +33,8 @@ COMMENT_COLUMN, MAX_LINE = 32, 128
 UNIONS: dict[str, tuple[str, dict[str, type[Strict]]]] = {
     "engine": ("kind", {"vllm": VllmEngineConfig, "echo": EchoEngineConfig}),
     "input": ("format", {
-        "parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput, "files": FilesInput, "huggingface": HuggingFaceInput, "sql": SqlInput,
+        "parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput, "files": FilesInput,
+        "huggingface": HuggingFaceInput, "sql": SqlInput,
         "delta": DeltaInput, "iceberg": IcebergInput, "lance": LanceInput,
     }),
 }  # fmt: skip

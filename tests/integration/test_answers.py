@@ -149,7 +149,7 @@ def test_tools_reach_the_template_the_tokenizers_own_tokens_are_known_and_embedd
     with pytest.raises(RowError) as failure:
         vllm_engine.prepare(replace(request("hi"), embeds=True))
     assert failure.value.kind == ErrorKind.INVALID_REQUEST
-    own = {"chat_template": "{% for tool in tools %}{{ tool.function.name }}{% endfor %}: {{ messages[0].content }}"}
+    own = {"chat_template": "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}: {{ messages[0].content }}"}
     requests = Requests(vllm_engine._engine, CONFIG.prompt.model_copy(update=own), CONFIG.sampling, None)  # type: ignore[attr-defined]
     prepared = requests.prepare(replace(request("hi"), tools=TOOLS))
     assert prepared.rendered["prompt"] == "get_weather: hi"

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def test_a_row_that_kills_engines_is_found_and_failed_and_every_other_row_is_ans
     assert len(fournee.table()) == 101
 
     summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
-    assert summary["num_deaths"] == 3  # in the crowd, in its batch alone, alone
+    assert 2 <= summary["num_deaths"] <= 3  # perhaps in a crowd, in its batch alone, alone
     assert summary["error_kinds"] == {"engine_killed": 1}
     assert "engine_killed" in done.out and "such as poison" in done.out
 
@@ -213,10 +214,20 @@ def test_failed_rows_of_a_finished_run_are_answered_again_on_request(fournee: Fo
 
 def test_the_pool_grows_up_to_max_workers(fournee: Fournee, jsonl: Jsonl) -> None:
     done = fournee.run(
-        *echo(jsonl(rows(800)), "engine.seconds_per_token=0.8", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")
+        *echo(jsonl(rows(800)), "engine.seconds_per_token=1.6", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")
     )
     assert done.code == 0, done.err
     assert len(set(pq.read_table(fournee.folder / "stats" / "batches.parquet")["worker"].to_pylist())) == 2
+
+
+def test_one_file_keeps_two_workers_busy_and_one_row_needs_only_one(fournee: Fournee, jsonl: Jsonl) -> None:
+    two = ["cluster.workers=2", "cluster.cpus_per_worker=0.5"]
+    assert fournee.run(*echo(jsonl(rows(200)), "engine.seconds_per_token=0.3", *two)).code == 0
+    lines = pq.read_table(fournee.folder / "stats" / "batches.parquet").to_pylist()
+    shares = Counter(line["worker"] for line in lines for _ in range(line["num_rows"]))
+    assert len(shares) == 2 and min(shares.values()) >= 40
+    assert fournee.run(*echo(jsonl(rows(1)), *two, "output.on_existing=replace")).code == 0
+    assert len(fournee.table()) == 1
 
 
 def test_many_files_and_row_groups_of_every_size_come_out_whole(fournee: Fournee, tmp_path: Path) -> None:

@@ -127,12 +127,21 @@ def test_a_prompt_that_is_too_long_is_cut_to_what_leaves_room_for_the_answer(vll
 
 
 def test_reasoning_and_tool_calls_are_split_from_the_answer_by_vllms_parsers(vllm_engine: Any) -> None:
-    model = CONFIG.model.model_copy(update={"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"})
     tokenizer = vllm_engine._engine.get_tokenizer()
+
+    def parser_of(**names: str) -> AnswerParser:
+        parser = AnswerParser.of(CONFIG.model.model_copy(update=names), tokenizer)
+        assert parser is not None
+        return parser
+
     with pytest.raises(ConfigError, match=r"model\.reasoning_parser=nonsense"):
-        AnswerParser(model.model_copy(update={"reasoning_parser": "nonsense"}), tokenizer)
-    parser = AnswerParser.of(model.model_copy(update={"reasoning_parser": None}), tokenizer)
-    assert parser is not None
+        parser_of(reasoning_parser="nonsense")
+    _, parse = parser_of(reasoning_parser="granite").for_request(request("Why?"))
+    thought = "Here is my thought process: two and two. Here is my response: Four."
+    reasoning, content, calls = parse(thought, tokenizer.encode(thought))
+    assert ((reasoning or "").strip(), content.strip(), calls) == ("two and two.", "Four.", None)
+
+    parser = parser_of(tool_call_parser="hermes")
     _, parse = parser.for_request(replace(request("Weather?"), tools=TOOLS))
     said = 'Let me look.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lyon"}}\n</tool_call>'
     reasoning, content, calls = parse(said, tokenizer.encode(said))

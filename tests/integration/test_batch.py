@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import signal
+import string
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from tests.integration.conftest import Fournee
 
@@ -198,6 +202,37 @@ def test_a_job_whose_rows_fail_is_stopped_early_with_exit_code_3_and_can_go_on(f
     assert len(fournee.table()) == 2000
 
 
+def test_an_openai_batch_comes_back_as_openai_writes_it(fournee: Fournee, jsonl: Jsonl) -> None:
+    def line(name: str, url: str, **body: Any) -> dict[str, Any]:
+        return {"custom_id": name, "method": "POST", "url": url, "body": {"model": "gpt-any", **body}}
+
+    hello = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
+    lines = [
+        line("chat", "/v1/chat/completions", messages=hello, max_completion_tokens=2, n=2, temperature=1),
+        line("text", "/v1/completions", prompt="four five", max_tokens=16),
+        line("embed", "/v1/embeddings", input="six"),
+        line("none", "/v1/chat/completions", messages=[]),
+        line("stream", "/v1/chat/completions", messages=hello, stream=True),
+        line("unknown", "/v1/chat/completions", messages=hello, best=1),
+    ]
+    done = fournee.run(
+        "engine=echo", "input=openai", f"input.path={jsonl(lines)}", "output.openai=true", "errors.max_failed_fraction=1"
+    )
+    assert done.code == 0, done.err
+    output = [json.loads(text) for text in (fournee.folder / "openai" / "output.jsonl").open()]
+    assert [one["custom_id"] for one in output] == ["chat", "text"]
+    chat = ChatCompletion.model_validate(output[0]["response"]["body"], strict=True)
+    assert [choice.message.content for choice in chat.choices] == ["one two", "one two"]
+    assert [choice.finish_reason for choice in chat.choices] == ["length", "length"]
+    text = Completion.model_validate(output[1]["response"]["body"], strict=True)
+    assert (text.choices[0].text, text.choices[0].finish_reason) == ("four five", "stop")
+    assert chat.model_dump(exclude_unset=True) == output[0]["response"]["body"]  # unchanged
+    errors = {one["custom_id"]: one for one in map(json.loads, (fournee.folder / "openai" / "errors.jsonl").open())}
+    assert set(errors) == {"embed", "none", "stream", "unknown"}
+    assert {one["response"]["status_code"] for one in errors.values()} == {400}
+    assert "stream" in errors["stream"]["response"]["body"]["error"]["message"]
+
+
 def test_failed_rows_of_a_finished_run_are_answered_again_on_request(fournee: Fournee, jsonl: Jsonl) -> None:
     mixed = [*rows(30), {"id": "null", "prompt": None}]
     command = echo(jsonl(mixed), "errors.max_failed_fraction=0.5")
@@ -212,12 +247,45 @@ def test_failed_rows_of_a_finished_run_are_answered_again_on_request(fournee: Fo
     assert (fournee.folder / "_SUCCESS").exists()
 
 
-def test_the_pool_grows_up_to_max_workers(fournee: Fournee, jsonl: Jsonl) -> None:
-    done = fournee.run(
-        *echo(jsonl(rows(800)), "engine.seconds_per_token=1.6", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")
+def test_the_pool_grows_up_to_max_workers(fournee_alone: Fournee, jsonl: Jsonl) -> None:
+    done = fournee_alone.run(
+        *echo(jsonl(rows(800)), "engine.seconds_per_token=0.8", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")
     )
     assert done.code == 0, done.err
-    assert len(set(pq.read_table(fournee.folder / "stats" / "batches.parquet")["worker"].to_pylist())) == 2
+    assert len(set(pq.read_table(fournee_alone.folder / "stats" / "batches.parquet")["worker"].to_pylist())) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that is soon full."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_ends_the_job_and_the_run_goes_on_when_there_is_room(
+    ray_address: str, jsonl: Jsonl, small_disk: Path
+) -> None:
+    run = Fournee(small_disk / "run", ray_address)
+    noise = random.Random(7)
+    bulky = [{"id": f"r{i:03d}", "prompt": "".join(noise.choices(string.ascii_letters, k=3000))} for i in range(400)]
+    command = echo(jsonl(bulky), "engine.seconds_per_token=0.1")
+    done = run.run(*command)
+    assert done.code == 1, done.err
+    assert "No space left on device" in done.err
+    before = run.parts()
+    assert 0 < len(before) < 40
+    assert all(len(pq.read_table(run.folder / "results" / name)) == 10 for name in before)  # whole or not there
+    assert not (run.folder / "_SUCCESS").exists()
+
+    subprocess.run(["mount", "-o", "remount,size=50m", small_disk], check=True)
+    assert run.run(*command).code == 0
+    assert {name: run.parts()[name] for name in before} == before
+    assert ids(run) == [row["id"] for row in bulky]
+    assert not list(run.folder.rglob("*.tmp"))
 
 
 def test_one_file_keeps_two_workers_busy_and_one_row_needs_only_one(fournee: Fournee, jsonl: Jsonl) -> None:

@@ -58,14 +58,17 @@ def is_bad_file(error: Exception) -> bool:
 
 
 def check_unchanged(batch: Batch) -> None:
-    """Raises RunFailed where a batch's source is not what it was when the run was planned, unless a copy is read."""
+    """Refuse a source that is not what it was when the run was planned, unless a copy is read.
+
+    Raises RunFailed where it changed, FileNotFoundError where it is gone: a bad file as any other (`is_bad_file`).
+    """
     if batch.spooled is not None:
         return
     fs, place = file_system(batch.source)
     try:
         now = _source(fs, fs.info(place))
     except FileNotFoundError:
-        raise RunFailed(f"{batch.source} is gone since the run was planned; put it back") from None
+        raise FileNotFoundError(f"{batch.source} is gone since the run was planned; put it back") from None
     if (now.num_bytes, now.version) != (batch.source_bytes, batch.source_version):
         raise RunFailed(
             f"{batch.source} changed since the run was planned ({batch.source_bytes} bytes, version {batch.source_version}; "

@@ -1,4 +1,4 @@
-"""The engine: one protocol, two engines. Only `engines/vllm.py` imports vLLM."""
+"""The engine: one protocol, two engines. Only the package `engines/vllm` imports vLLM."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

@@ -196,6 +196,20 @@ def test_an_input_that_changed_after_planning_stops_the_worker(
     assert not committed(run.folder)
 
 
+def test_an_input_that_is_gone_after_planning_is_a_bad_file_like_any_other(
+    batch_config: Config, jsonl: Callable[..., Path], run_url: str
+) -> None:
+    path = jsonl([{"id": str(i), "prompt": "hi"} for i in range(30)])
+    command = echo(path, run_url)
+    run, plan, _ = answer(batch_config(*command), most_shards=0)
+    path.unlink()
+    shards = make_shards(plan.batches, num_workers=1)
+    with pytest.raises(RunFailed, match=r"is gone since the run was planned.*set input\.on_bad_file=skip"):
+        asyncio.run(hand(batch_config(*command), run, plan, shards))
+    asyncio.run(hand(batch_config(*command, "input.on_bad_file=skip"), run, plan, shards))
+    assert [row["error_kind"] for row in results(run)] == ["unreadable_file"] * 30
+
+
 def test_a_folder_that_is_another_one_on_the_workers_node_is_refused(
     batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:

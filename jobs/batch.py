@@ -2,9 +2,11 @@
 
 import argparse
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,21 +16,25 @@ from pipelines.batch import check_settings, plan_input, run_batch, stop_on_signa
 from pipelines.compose import compose_settings, to_yaml
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped, TooManyFailures
+from pipelines.outcome import Outcome, describe, post
 from pipelines.parse import parse_config
 from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.report import example_report, plan_report, summary_report
-from pipelines.run import find_run
+from pipelines.run import Run, find_run
 from pipelines.sources import list_sources
 from pipelines.storage import Folder
+from pipelines.summary import Summary
 
 _EXAMPLES = """examples:
   fournee batch                                        the embedded model answers the 64 demo prompts
   fournee batch input=parquet input.path='data/*.parquet' input.prompt_column=question model=qwen3_8b
   fournee batch input=jsonl input.path=rows.jsonl --dry-run
-  fournee batch --config-dir my_conf experiment=nightly
+  fournee batch --config-dir my_conf experiment=nightly run_date=2026-11-30
 
-exit codes: 0 done, 1 the job failed, 2 bad configuration, 3 more rows failed than allowed, 4 stopped (resumable)"""
+exit codes: 0 done, 1 the job failed, 2 bad configuration, 3 more rows failed than allowed, 4 stopped (resumable)
+The run folder's status.json says it too, and is sent to the webhook in FOURNEE_WEBHOOK_URL, if that is set."""
+_WEBHOOK = "FOURNEE_WEBHOOK_URL"  # no setting: it is a secret, and settings are printed and kept in the run's record
 
 _console = Console(stderr=True, highlight=False, emoji=False)
 _out = Console(highlight=False, emoji=False)
@@ -36,40 +42,59 @@ _out = Console(highlight=False, emoji=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; returns its exit code (`pipelines.errors.ExitCode`)."""
-    options, overrides = _parser().parse_known_args(arguments)
+    options, more = _parser().parse_known_args(arguments)
+    overrides = [*options.overrides, *more]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    config = None
+    outcome, config, finished = Outcome(_experiment_in(overrides)), None, None
     try:
         with stop_on_signal():
-            settings = compose_settings("batch", [*options.overrides, *overrides], options.config_dir)
+            settings = compose_settings("batch", overrides, options.config_dir)
             if options.dry_run:
                 settings["dry_run"] = True
             config = parse_config(settings)
-            return _dry_run(config, settings) if config.dry_run else _run(config)
-    except ConfigError as error:
-        return _end(ExitCode.BAD_CONFIG, str(error))
-    except TooManyFailures as error:
-        return _end(ExitCode.ROWS_FAILED, f"{error}; raise the limit, and {_how_to_resume(config)}")
-    except Stopped as error:
-        return _end(ExitCode.STOPPED, f"stopped by {error}; {_how_to_resume(config)}")
-    except Exception as error:  # noqa: BLE001 - the last resort: storage, hub and cluster clients raise kinds of their own
-        if config is not None and config.verbose:
-            _console.print_exception()
-        reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error} (verbose=true shows where)"
-        return _end(ExitCode.FAILED, f"the run failed: {reason}; {_how_to_resume(config)}")
+            if config.dry_run:
+                return _dry_run(config, settings)
+            run, summary = finished = run_batch(config, partial(outcome.begin, config))
+            _show(run, summary)
+            code, message = summary.exit_code, describe(summary)
+    except (Exception, Stopped) as error:  # noqa: BLE001 - the last resort: storage, hub and cluster clients raise kinds of their own
+        code, message = _explain(error, config)
+        _console.print(f"[bold red]fournee:[/] {escape(message)}", soft_wrap=True)
+    if not (options.dry_run or (config is not None and config.dry_run)):
+        status = outcome.end(code, message, config, finished)
+        if webhook := os.environ.get(_WEBHOOK):
+            post(webhook, status)
+    return code
 
 
-def _run(config: BatchConfig) -> int:
-    run, summary = run_batch(config)
+def _show(run: Run, summary: Summary) -> None:
     _out.print(summary_report(run, summary))
     if summary.num_rows:
         _out.print(example_report(run))
-    return summary.exit_code
 
 
-def _end(code: ExitCode, message: str) -> ExitCode:
-    _console.print(f"[bold red]fournee:[/] {escape(message)}", soft_wrap=True)
-    return code
+def _explain(error: BaseException, config: BatchConfig | None) -> tuple[ExitCode, str]:
+    """The exit code of what ended a job early, and what to say."""
+    match error:
+        case ConfigError():
+            return ExitCode.BAD_CONFIG, str(error)
+        case TooManyFailures():
+            return ExitCode.ROWS_FAILED, f"{error}; raise the limit, and {_how_to_resume(config)}"
+        case Stopped():
+            return ExitCode.STOPPED, f"stopped by {error}; {_how_to_resume(config)}"
+        case RunFailed():
+            reason = str(error)
+        case _:
+            reason = f"{type(error).__name__}: {error} (verbose=true shows where)"
+    if config is not None and config.verbose:
+        _console.print_exception()
+    return ExitCode.FAILED, f"the run failed: {reason}; {_how_to_resume(config)}"
+
+
+def _experiment_in(overrides: Sequence[str]) -> str | None:
+    """The name that the last override gives; what is composed does not hold it any more."""
+    named = [value for key, _, value in (one.partition("=") for one in overrides) if key.lstrip("+") == "experiment"]
+    return named[-1] if named else None
 
 
 def _how_to_resume(config: BatchConfig | None) -> str:

@@ -6,10 +6,11 @@ from importlib import import_module
 
 from pipelines.machine import installed_versions
 
-_JOBS = {
+JOBS = {
     "batch": "answer every row of a data set once, resumably",
     "doctor": "say what this machine can run, and what is missing",
     "inspect": "look into a run: counts, failed rows, a sample, what differs from another run",
+    "submit": "run one of these on a Ray cluster; follow it, look at it, stop it",
 }
 # `python jobs/batch.py` looks for modules in jobs/ first: a jobs/inspect.py would take the place of Python's own there.
 _SCRIPTS = {"inspect": "inspection"}
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if job == "--version":
         print(installed_versions(("fournee",)).get("fournee", "not installed: run from its folder"))
         return 0
-    if job not in _JOBS:
+    if job not in JOBS:
         print(f"fournee: {job!r} is not a job\n\n{_usage()}", file=sys.stderr)
         return 2
     code: int = import_module(f"jobs.{_SCRIPTS.get(job, job)}").main(rest)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    jobs = "\n".join(f"  {name:8} {purpose}" for name, purpose in _JOBS.items())
+    jobs = "\n".join(f"  {name:8} {purpose}" for name, purpose in JOBS.items())
     return f"usage: fournee <job> [--help] [group=choice] [key=value ...]\n\njobs:\n{jobs}"
 
 

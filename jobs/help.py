@@ -9,7 +9,8 @@ def settings_help(job: str) -> str:
     """List the groups with their choices, and every key: those of the default choices with their values and comments."""
     root = (conf_folder() / f"{job}.yaml").read_text(encoding="utf-8").splitlines()
     defaults = dict(line.removeprefix("  - ").split(": ") for line in root if line.startswith("  - ") and ": " in line)
-    groups = {path.name: sorted(path.glob("*.yaml")) for path in sorted(conf_folder().iterdir()) if path.is_dir()}
+    folders = [path for path in sorted(conf_folder().iterdir()) if path.name in defaults]
+    groups = {folder.name: sorted(folder.glob("*.yaml")) for folder in folders}
     names, keys, more = [], [], []
     for group, choices in groups.items():
         names.append(f"  {group:12} {', '.join(path.stem for path in choices) or 'none yet; put your own into --config-dir'}")
@@ -18,6 +19,8 @@ def settings_help(job: str) -> str:
         for path in choices if shown else ():
             own = [name for name in map(_name, _key_lines(path)) if name not in map(_name, shown)]
             more += [f"  {group + '=' + path.stem:18} {', '.join(own)}"] if own else []
+    if not groups:
+        return "\n".join(["keys (set with key=value):", *_root_keys(root)])
     return "\n".join([
         "groups (choose with group=choice):", *names,
         "\nkeys (set with key=value), here as the default choice of each group has them:", *keys, *_root_keys(root),

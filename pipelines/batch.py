@@ -2,53 +2,60 @@
 
 import logging
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.board import Board
 from pipelines.budget import ErrorBudget
 from pipelines.cluster import answer, connect
 from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.engines.vllm.options import check_options
 from pipelines.errors import Stopped
-from pipelines.heartbeat import num_alive
+from pipelines.handover import Job
+from pipelines.lease import Lease, hold, wait_until_free
 from pipelines.model import check_chat_template, pinned_revision
 from pipelines.parts import committed, failures
+from pipelines.placement import Placement
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
+from pipelines.preflight import check_space, check_writable
 from pipelines.progress import progress
 from pipelines.requests import RequestBuilder
-from pipelines.run import SUCCESS_FILE, Run, begin_attempt, open_run
+from pipelines.run import SUCCESS_FILE, Run, begin_attempt, find_run, open_run
 from pipelines.sources import Source, list_sources
 from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary
-from pipelines.worker import Job
+from pipelines.supervisor import Watch, answer_in_rounds
 
 logger = logging.getLogger(__name__)
 
 
-def run_batch(config: BatchConfig) -> tuple[Run, Summary]:
-    """Answer every row of the input once; return the run and its totals.
+def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, Summary]:
+    """Answer every row of the input once; return the run and its totals. `began` is told of the run that there is work on.
 
     Raises ConfigError before Ray or a model starts, RunFailed where the job cannot go on, TooManyFailures where it cannot
     end well any more, Stopped on Ctrl-C or SIGTERM.
     """
     check_settings(config)
     sources = list_sources(config.input)
+    wait_until_free(find_run(config, sources).folder)
     run = open_run(config, sources)
     if run.is_finished and not reopened(config, run):
         logger.info("%s is finished; nothing to do", run.folder.url)
         return run, read_summary(run, config)
-    plan = open_plan(config, sources, run.folder)
-    begin_attempt(run)
-    todo = find_todo(config, run, plan)
-    if todo.num_rows:
-        answer_pending(config, run, plan, todo)
-    return run, finish(run, plan, config)
+    with hold(run.folder, run.attempt, config.cluster.heartbeat_s) as lease:
+        began(run)
+        plan = open_plan(config, sources, run.folder)
+        begin_attempt(run)
+        todo = find_todo(config, run, plan)
+        if todo.num_rows:
+            answer_pending(config, run, plan, todo, lease)
+        return run, finish(run, plan, config)
 
 
 def check_settings(config: BatchConfig) -> None:
@@ -89,36 +96,52 @@ class Todo:
 def find_todo(config: BatchConfig, run: Run, plan: Plan) -> Todo:
     """What has no part yet, and with `retry_failed` what failed."""
     done = committed(run.folder)
-    failed = failures(run.folder, done) if config.retry_failed else {}
+    failed = failures(run.folder, done, run.attempt) if config.retry_failed else {}
     kept = [batch_id for batch_id in done if batch_id not in failed]
     missing = plan.without(done)
     return Todo(plan.without(kept), (pc.sum(missing["num_rows"]).as_py() or 0) + sum(failed.values()), kept)
 
 
-def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo) -> None:
+def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease: Lease) -> None:
     """Run the workers over what is to be done."""
     done_rows = plan.num_rows - todo.num_rows
     logger.info(
         "%s: %d rows in %d batches, %d rows done; answers of at most %d tokens",
         run.folder.url, plan.num_rows, plan.num_batches, done_rows, config.sampling.max_tokens,
     )  # fmt: skip
-    warn_of_company(config, run)
-    budget = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept).values()))
+    check_writable(run.folder)
+    check_space(run.folder, todo.num_rows)
+    budget = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
     with connect(config) as placement:
-        job = Job(
-            config=config,
-            run=run.folder,
-            attempt=run.attempt,
-            fingerprint=run.fingerprint,
-            model_revision=pinned_revision(run.identity["model"]["digest"]),
-            carried=plan.carried,
-            device=placement.device,
-            num_accelerators=placement.num_accelerators,
-        )
-        shards = make_shards(todo.batches, config.cluster.max_workers or config.cluster.workers)
+        job, board = job_of(config, run, plan, placement), Board()
         cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
-        with progress(config, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s) as (tally, pace):
-            answer(job, placement, shards, tally, check=lambda: budget.check(pace.num_failed, pace.num_left))
+        showing = progress(config, board, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s)
+        with showing as pace, closing(Watch(config.cluster, board)) as watch:
+
+            def check() -> None:
+                lease.check()
+                watch.check()
+                budget.check(pace.num_failed, pace.num_left)
+
+            def answer_round(batches: pa.Table) -> None:
+                shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)
+                answer(job, placement, shards, board, check)
+
+            answer_in_rounds(todo.batches, lambda: find_todo(config, run, plan).batches, answer_round)
+
+
+def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement) -> Job:
+    """What the workers must know."""
+    return Job(
+        config=config,
+        run=run.folder,
+        attempt=run.attempt,
+        fingerprint=run.fingerprint,
+        model_revision=pinned_revision(run.identity["model"]["digest"]),
+        carried=plan.carried,
+        device=placement.device,
+        num_accelerators=placement.num_accelerators,
+    )
 
 
 def reopened(config: BatchConfig, run: Run) -> bool:
@@ -127,13 +150,6 @@ def reopened(config: BatchConfig, run: Run) -> bool:
         return False
     run.folder.delete(SUCCESS_FILE)
     return True
-
-
-def warn_of_company(config: BatchConfig, run: Run) -> None:
-    """Say that workers of another attempt seem to live: nothing is lost by that, but batches may be paid for twice."""
-    count = num_alive(run.folder, within_s=3 * config.cluster.heartbeat_s)
-    if count:
-        logger.warning("%d worker(s) of another attempt at this run were alive a moment ago; is it running elsewhere?", count)
 
 
 @contextmanager

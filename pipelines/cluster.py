@@ -6,26 +6,34 @@ import queue
 import re
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 
+from pipelines.board import Board, BoardLost
 from pipelines.config import BatchConfig
-from pipelines.errors import ConfigError, RunFailed
+from pipelines.errors import ConfigError, RunFailed, Stopped, TooManyFailures
+from pipelines.handover import Job, raise_failure
 from pipelines.heartbeat import deaths
 from pipelines.placement import Placement, check_fits, place
 from pipelines.plan import batches_of
-from pipelines.worker import Job, Worker, raise_failure
+from pipelines.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 _BATCHES_AT_ONCE = 16  # handed to a worker, which itself bounds those that it works on
 _SHARDS_AT_ONCE = 4  # at least: a shard is done when its longest answer is, and the engine must not wait for that
 _GROW_WHEN_BUSY = 0.75  # of the shards that all workers together are handed at a time
 _CHECK_S = 0.5
+_HEAD_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 5.0  # what it takes to leave the cluster after a drain
+_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # the job server sets this variable for the processes that it starts
 _INIT_DEATHS = 3  # actors that may die while loading, one after the other, before the job gives up
 
 
@@ -62,11 +70,20 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
         ray.shutdown()
 
 
-def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: Any, check: Callable[[], None]) -> None:
-    """Run the workers over the shards until every batch of them is committed, or until `check` raises.
+class RoundLost(RunFailed):
+    """Ray has given up on a round of workers; another one may go on."""
 
-    Raises ConfigError where the engine refuses its options, RunFailed where a batch cannot be read or committed, or where
-    workers die more often than allowed.
+
+class HeadSilent(RuntimeError):
+    """The head of the cluster does not answer."""
+
+
+def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Board, check: Callable[[], None]) -> None:
+    """Run the workers over the shards until every batch of them is committed, or until `check` or a signal stops them.
+
+    Then they hand back what has not entered their engines, and commit the rest, for at most `cluster.drain_s`.
+    Raises ConfigError where the engine refuses its options, RunFailed where a batch cannot be read or committed, RoundLost
+    where workers die more often than allowed.
     """
     context = DataContext.get_current()
     context.execution_options.preserve_order = False
@@ -74,6 +91,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
     if not job.config.verbose:
         context.issue_detectors_config.detectors = []  # they take a worker with a model in its memory for a fault
     context.execution_no_progress_timeout_s = -1  # loading and queueing for GPUs may take longer than Ray's 30 minutes
+    # Else the pool grows only within a share of the cluster that other jobs, also those that died minutes ago, leave to it.
+    context.op_resource_reservation_enabled = False
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
     # A worker is handed no more shards than it works on, so the pool is never more than 100 % busy, where Ray would grow it.
     context.autoscaling_config.actor_pool_util_upscaling_threshold = _GROW_WHEN_BUSY
@@ -84,7 +103,7 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
     items = [line for shard in shards for line in shard.to_pylist()]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         Worker,
-        fn_constructor_args=(job, tally),
+        fn_constructor_args=(job, board),
         batch_size=1,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(
@@ -98,13 +117,45 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], tally: An
         accelerator_type=settings.accelerator_type,
         runtime_env={"env_vars": placement.environment} if placement.environment else None,
         max_restarts=settings.worker_restarts,
-        max_task_retries=settings.worker_restarts,
+        max_task_retries=-1,  # while a dead node is not yet known to be dead, each second costs a task one of them
     )
     try:
         for summary in _watched(dataset.iter_batches(batch_size=None, batch_format="pyarrow"), check):
             raise_failure(summary)
+    except (Stopped, TooManyFailures) as stop:
+        _drain(board, job.config, str(stop))
+        raise
     except ray.exceptions.RayError as error:
         raise _explained(error, deaths(job.run, job.attempt)) from error
+
+
+def draining_nodes() -> list[str]:
+    """The nodes that are about to go: a spot notice, or the autoscaler. Raises HeadSilent."""
+    try:
+        # Ray 2.60 tells it nowhere in public.
+        return sorted(ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=_HEAD_TIMEOUT_S))
+    except ray.exceptions.RayError as error:
+        raise HeadSilent(str(error)) from None
+
+
+def drain_limit_s(drain_s: float, environment: Mapping[str, str]) -> float:
+    """How long a drain may take: a Ray job is killed soon after it is told to stop (3 s by default)."""
+    if _RAY_JOB not in environment:
+        return drain_s
+    return max(0.0, min(drain_s, float(environment.get("RAY_JOB_STOP_WAIT_TIME_S", 3)) - _SHUTDOWN_S))
+
+
+def _drain(board: Board, config: BatchConfig, reason: str) -> None:
+    """Let the workers commit what is in their engines; another signal ends it at once."""
+    limit_s = drain_limit_s(config.cluster.drain_s, os.environ)
+    deadline = time.monotonic() + limit_s
+    within_s = 3 * config.cluster.heartbeat_s
+    with suppress(TimeoutError, BoardLost):
+        board.stop()
+        if num_busy := board.num_busy(within_s):
+            logger.warning("%s: %d worker(s) finish what is in their engines, for at most %.0f s", reason, num_busy, limit_s)
+        while board.num_busy(within_s) and time.monotonic() < deadline:
+            time.sleep(_CHECK_S)
 
 
 def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
@@ -144,10 +195,12 @@ def _explained(error: ray.exceptions.RayError, reasons: Sequence[str]) -> RunFai
     raised = re.findall(r"^(?!ray\.exceptions)[A-Za-z_][\w.]*: .+", str(error), re.MULTILINE)
     said = raised[-1] if raised else str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(error, ray.exceptions.RayActorError):
-        return RunFailed(
+        return RoundLost(
             f"workers died more often than cluster.worker_restarts allows, last: {reasons[-1] if reasons else said}"
         )
-    return RunFailed(f"a worker could not go on: {said}")
+    if isinstance(error, ray.exceptions.RayTaskError):  # it would come again
+        return RunFailed(f"a worker could not go on: {said}")
+    return RoundLost(f"Ray has lost a worker: {said}")
 
 
 def _quieten() -> None:

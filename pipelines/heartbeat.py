@@ -153,12 +153,6 @@ def _is_gone(beat: dict[str, Any], silent_s: float) -> bool:
     return status == str(psutil.STATUS_ZOMBIE)
 
 
-def num_alive(run: Folder, within_s: float) -> int:
-    """How many workers have given a sign of life within so many seconds."""
-    ends = (beat["started_at"] / 1e6 + beat["lifetime_s"] for beat in _beats(run, "worker-"))
-    return sum(time.time() - end < within_s for end in ends)
-
-
 def _name(beat: dict[str, Any]) -> str:
     return f"{ATTEMPTS}/worker-{beat['attempt']:04d}-{beat['worker']}.json"
 

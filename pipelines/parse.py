@@ -1,20 +1,21 @@
-"""From composed settings to a typed, frozen `BatchConfig`, or to errors that say what is wrong and what would be right."""
+"""From composed settings to a typed, frozen model of them, or to errors that say what is wrong and what would be right."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import unquote_plus
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from pipelines.config import BatchConfig, InputConfig, SamplingConfig, SqlInput, Strict
+from pipelines.config import BatchConfig, InputConfig, SamplingConfig, SqlInput, Strict, SubmitConfig
 from pipelines.errors import ConfigError, RowError
 from pipelines.structured import check_form
 from pipelines.suggest import did_you_mean, not_set, shown
 
+_Root = TypeVar("_Root", bound=Strict)
 _MUST = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
@@ -34,22 +35,31 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 
     Raises ConfigError with one line for each wrong setting.
     """
-    _check_choices(values)
+    _check_choices(values, BatchConfig)
     resolvers = {"prompt": _with_templates, "model": _with_absolute_path}
     values = {key: resolvers[key](value) if key in resolvers else value for key, value in values.items()}
-    try:
-        config = BatchConfig.model_validate_json(to_json(values))
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(detail, values) for detail in error.errors())) from None
+    config = _validated(values, BatchConfig)
     _check_form(config.sampling)
     _check_connection(config.input)
     return config
 
 
-def _check_choices(values: Mapping[str, Any]) -> None:
+def parse_submit(values: Mapping[str, Any]) -> SubmitConfig:
+    """Turn composed settings into a `SubmitConfig`; raises like `parse_config`."""
+    return _validated(values, SubmitConfig)
+
+
+def _validated(values: Mapping[str, Any], root: type[_Root]) -> _Root:
+    try:
+        return root.model_validate_json(to_json(values))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail, values, root) for detail in error.errors())) from None
+
+
+def _check_choices(values: Mapping[str, Any], root: type[Strict]) -> None:
     """Refuse a choice under another's name here: every one of its settings would seem wrong."""
-    for group, model in _groups(values).items():
-        tag, choices = _choices(BatchConfig.model_fields[group].annotation)
+    for group, model in _groups(values, root).items():
+        tag, choices = _choices(root.model_fields[group].annotation)
         if not choices or set(model.model_fields) <= set(values[group]):
             continue
         chosen = values[group][tag]
@@ -106,12 +116,12 @@ def _check_connection(source: InputConfig) -> None:
         )
 
 
-def _explain(detail: ErrorDetails, values: Mapping[str, Any]) -> str:
+def _explain(detail: ErrorDetails, values: Mapping[str, Any], root: type[Strict]) -> str:
     """Say which key is wrong, what it was set to, and what would be right."""
-    path, kind = _follow(detail["loc"])
+    path, kind = _follow(detail["loc"], root)
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        return f"{key} is not a setting{_guess(detail['loc'], values)}"
+        return f"{key} is not a setting{_guess(detail['loc'], values, root)}"
     if detail["type"] == "missing":
         return not_set(key)
     if detail["type"] == "value_error":
@@ -133,25 +143,25 @@ def _must(detail: ErrorDetails, path: Sequence[str]) -> str:
     return _MUST.get(detail["type"], detail["msg"].replace("Input should be", "must be").replace("a valid string", "text"))
 
 
-def _guess(place: Sequence[str | int], values: Mapping[str, Any]) -> str:
+def _guess(place: Sequence[str | int], values: Mapping[str, Any], root: type[Strict]) -> str:
     """What an unknown key was meant to be: one of another choice, of another group, or the nearest of its own."""
-    path, model = _follow(place[:-1])
+    path, model = _follow(place[:-1], root)
     word = str(place[-1])
-    tag, choices = _choices(_follow(place[:-2])[1])
+    tag, choices = _choices(_follow(place[:-2], root)[1])
     owners = [choice for choice, other in choices.items() if word in other.model_fields]
     if owners:
         name = path[0] if _is_group(path) else tag
         return f" of this {name}; it belongs to {' or '.join(f'{name}={owner}' for owner in owners)}"
-    elsewhere = [f"{group}.{word}" for group, other in _groups(values).items() if word in other.model_fields]
+    elsewhere = [f"{group}.{word}" for group, other in _groups(values, root).items() if word in other.model_fields]
     if elsewhere:
         return f"; did you mean {' or '.join(elsewhere)}?"
     return did_you_mean(word, model.model_fields)
 
 
-def _groups(values: Mapping[str, Any]) -> dict[str, type[Strict]]:
+def _groups(values: Mapping[str, Any], root: type[Strict]) -> dict[str, type[Strict]]:
     """The groups of settings, as they were chosen."""
     groups: dict[str, type[Strict]] = {}
-    for name, field in BatchConfig.model_fields.items():
+    for name, field in root.model_fields.items():
         given, (tag, choices) = values.get(name), _choices(field.annotation)
         model: Any = choices.get(str(given.get(tag))) if choices and isinstance(given, Mapping) else field.annotation
         if _is_model(model):
@@ -159,13 +169,13 @@ def _groups(values: Mapping[str, Any]) -> dict[str, type[Strict]]:
     return groups
 
 
-def _follow(place: Sequence[str | int]) -> tuple[list[str], Any]:
+def _follow(place: Sequence[str | int], root: type[Strict]) -> tuple[list[str], Any]:
     """The keys on the way to a place in the settings, and the type there.
 
     pydantic names the member of a union that it chose as if that were a key, and users know no such key.
     """
     path: list[str] = []
-    kind: Any = BatchConfig
+    kind: Any = root
     for part in place:
         members = _members(kind)
         if len(members) > 1:

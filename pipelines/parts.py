@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.errors import RunFailed
 from pipelines.rows import Batch, Block, Completion, Settled
 from pipelines.schema import RESULT
+from pipelines.sources import is_bad_file
 from pipelines.storage import Folder
 
 RESULTS = "results"
@@ -56,14 +57,16 @@ def statistics_in(part: pa.Table) -> dict[str, Any]:
 def read_statistics(run: Folder, batch_ids: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
     """Yield the statistics of the given parts from their footers, some at a time; `num_rows_written` is what each holds.
 
-    Raises RunFailed where a part cannot be read.
+    Raises RunFailed where a part is damaged or gone.
     """
 
     def read(batch_id: int) -> dict[str, Any]:
         name = part_name(batch_id)
         try:
-            metadata = pq.read_metadata(run.path(name), filesystem=run.arrow)
-        except (OSError, pa.ArrowInvalid) as error:
+            metadata = run.patiently(lambda: pq.read_metadata(run.path(name), filesystem=run.arrow), name)
+        except Exception as error:
+            if not is_bad_file(error):
+                raise
             raise RunFailed(f"{name} cannot be read: {error}; delete it and resume the run") from None
         statistics: dict[str, Any] = json.loads((metadata.metadata or {}).get(_STATISTICS, b"{}"))
         return {**statistics, "num_rows_written": metadata.num_rows}
@@ -73,10 +76,10 @@ def read_statistics(run: Folder, batch_ids: Sequence[int]) -> Iterator[list[dict
             yield list(pool.map(read, batch_ids[start : start + _FOOTERS_AT_ONCE]))
 
 
-def failures(run: Folder, batch_ids: Sequence[int]) -> dict[int, int]:
-    """How many rows failed in each of the given parts, those of none left out."""
+def failures(run: Folder, batch_ids: Sequence[int], before_attempt: int) -> dict[int, int]:
+    """How many rows failed in each of the given parts that an earlier attempt wrote, those of none left out."""
     lines = (line for some in read_statistics(run, batch_ids) for line in some)
-    return {line["batch_id"]: line["num_failed"] for line in lines if line["num_failed"]}
+    return {line["batch_id"]: line["num_failed"] for line in lines if line["num_failed"] and line["attempt"] < before_attempt}
 
 
 def result_table(

@@ -7,48 +7,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ray
-from ray.actor import ActorHandle
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pipelines.board import Board, BoardLost
 from pipelines.config import BatchConfig
 
 _POLL_S = 0.5
-_PATIENCE_S = 10.0
 _WINDOW_S = 60.0  # the rate shown is that of the last minute
 
 logger = logging.getLogger(__name__)
-
-
-_SUMMED = ("num_rows", "num_failed", "num_output_tokens")
-
-
-@ray.remote(num_cpus=0)
-class _Board:
-    """Adds up what workers have committed."""
-
-    def __init__(self) -> None:
-        self._totals = dict.fromkeys(_SUMMED, 0)
-        self._workers: set[str] = set()
-
-    def add(self, worker: str, numbers: dict[str, int]) -> None:
-        self._workers.add(worker)
-        for name in _SUMMED:
-            self._totals[name] += numbers[name]
-
-    def totals(self) -> dict[str, int]:
-        return {**self._totals, "num_workers": len(self._workers)}
-
-
-class BoardTally:
-    """Reports committed batches to the board, without waiting for it."""
-
-    def __init__(self, board: ActorHandle):
-        self._board = board
-
-    def __call__(self, worker: str, numbers: dict[str, int]) -> None:
-        self._board.add.remote(worker, numbers)
 
 
 class Pace:
@@ -99,24 +67,21 @@ class Pace:
 
 
 @contextmanager
-def progress(
-    config: BatchConfig, *, total_rows: int, done_rows: int, cost_per_worker_s: float
-) -> Iterator[tuple[BoardTally, Pace]]:
-    """Show progress during the block; workers report to the tally that it gives, and the pace follows."""
-    board = _Board.remote()  # type: ignore[attr-defined]
+def progress(config: BatchConfig, board: Board, *, total_rows: int, done_rows: int, cost_per_worker_s: float) -> Iterator[Pace]:
+    """Show during the block what the workers report to the board; the pace that it gives follows."""
     pace = Pace(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
     done = threading.Event()
     show = _show_live if Console(stderr=True).is_terminal else _show_lines
     thread = threading.Thread(target=show, args=(config, pace, board, done), name="progress", daemon=True)
     thread.start()
     try:
-        yield BoardTally(board), pace
+        yield pace
     finally:
         done.set()
         thread.join()
 
 
-def _show_live(config: BatchConfig, pace: Pace, board: ActorHandle, done: threading.Event) -> None:
+def _show_live(config: BatchConfig, pace: Pace, board: Board, done: threading.Event) -> None:
     columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=pace.total_rows)
@@ -124,7 +89,7 @@ def _show_live(config: BatchConfig, pace: Pace, board: ActorHandle, done: thread
             bar.update(task, completed=pace.done_rows, description=pace.describe(config.pricing.currency))
 
 
-def _show_lines(config: BatchConfig, pace: Pace, board: ActorHandle, done: threading.Event) -> None:
+def _show_lines(config: BatchConfig, pace: Pace, board: Board, done: threading.Event) -> None:
     last = time.perf_counter()
     for is_last in _fetch(pace, board, done):
         if is_last or time.perf_counter() - last >= config.progress_interval_s:
@@ -132,15 +97,15 @@ def _show_lines(config: BatchConfig, pace: Pace, board: ActorHandle, done: threa
             logger.info("%s", pace.describe(config.pricing.currency))
 
 
-def _fetch(pace: Pace, board: ActorHandle, done: threading.Event) -> Iterator[bool]:
+def _fetch(pace: Pace, board: Board, done: threading.Event) -> Iterator[bool]:
     """Fetch what was committed, twice a second and once more at the end; yields whether that was the end."""
     while True:
         is_last = done.wait(_POLL_S)
         try:
-            pace.update(ray.get(board.totals.remote(), timeout=_PATIENCE_S))
-        except ray.exceptions.GetTimeoutError:
-            logger.debug("the board did not answer within %s s", _PATIENCE_S)
-        except ray.exceptions.RayError:
+            pace.update(board.totals())
+        except TimeoutError:
+            logger.debug("the board did not answer in time")
+        except BoardLost:
             logger.warning("progress is not known any more: Ray has lost the process that counts it")
             return
         yield is_last

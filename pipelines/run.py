@@ -86,9 +86,9 @@ def fingerprint_of(identity: Mapping[str, Any]) -> str:
 def run_folder(config: BatchConfig, fingerprint: str) -> Folder:
     """The folder that the user named, else one that follows from the input's name and the identity."""
     if config.output.path is not None:
-        return Folder(config.output.path)
+        return Folder(config.output.path, config.output.patience_s)
     stem = re.sub(r"[^\w.-]+", "-", PurePosixPath(_paths(config)[0]).name.partition(".")[0]).strip("-") or "run"
-    return Folder(f"runs/{stem}-{fingerprint[:10]}")
+    return Folder(f"runs/{stem}-{fingerprint[:10]}", config.output.patience_s)
 
 
 def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:

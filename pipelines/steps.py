@@ -23,6 +23,7 @@ from pipelines.parts import (
     result_table,
     statistics_in,
 )
+from pipelines.patience import patiently
 from pipelines.poison import Cell, Suspicions
 from pipelines.postprocess import Postprocessor
 from pipelines.readers import read_batches, unreadable
@@ -100,12 +101,23 @@ class Steps:
     def blocks(self, batches: Sequence[Batch]) -> Iterator[Block]:
         """The rows of neighbouring batches; what cannot be read any more becomes failed rows, if the settings allow it."""
         left = list(batches)
+        reading: Iterator[Block] | None = None
+
+        def following() -> Block:
+            nonlocal reading
+            try:
+                if reading is None:
+                    check_unchanged(left[0])
+                    reading = read_batches(self._config.input, tuple(left), self._columns, self._carried)
+                return next(reading)
+            except Exception:
+                reading = None  # the next try opens the file again, at the batch that this one was at
+                raise
+
         while left:
             try:
-                check_unchanged(left[0])
-                for block in read_batches(self._config.input, tuple(left), self._columns, self._carried):
-                    yield block
-                    left.pop(0)
+                yield patiently(following, left[0].source, self._config.output.patience_s)
+                left.pop(0)
             except Exception as error:
                 if not is_bad_file(error):
                     raise

@@ -2,81 +2,50 @@
 
 Reading and rendering run ahead of the engine in threads of their own, commits behind it, so that the engine never waits
 for either. Shards are read in order, one after the other, but their batches overlap in the engine, so there is no barrier
-between batches or shards.
+between batches or shards. A worker that is told to stop hands back what has not entered its engine and commits the rest.
 """
 
 import asyncio
-import json
 import logging
-import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from pipelines.config import BatchConfig, Device, EchoEngineConfig
+from pipelines.config import EchoEngineConfig
 from pipelines.engines import Ticket, build_engine
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError, RunFailed
+from pipelines.handover import Job, check_folder, failure_table, summary_table
 from pipelines.heartbeat import Heartbeat
+from pipelines.lifeline import Lifeline, Line
 from pipelines.model import model_folder
 from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
 from pipelines.poison import Cell
 from pipelines.rows import Batch, Settled
-from pipelines.run import RUN_FILE
 from pipelines.statistics import Origin
 from pipelines.steps import Entry, Steps, Work
-from pipelines.storage import Folder
+from pipelines.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-_SUMMARY = pa.schema(
-    [
-        ("batch_id", pa.int64()),
-        ("num_ok", pa.int64()),
-        ("num_failed", pa.int64()),
-        ("failure", pa.string()),  # instead of a batch: why the worker cannot go on, a name in _FAILURES and a message
-        ("message", pa.string()),
-    ]
-)
-_FAILURES: dict[str, type[Exception]] = {"config": ConfigError, "run": RunFailed}
 _COMMIT_THREADS = 4
 _BATCHES_AHEAD = 4  # read and rendered while the engine, which holds twice what it runs, has no room for them yet
 _OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest answer, and its rows for it in memory
 
 
-class Tally(Protocol):
-    """Where a worker reports what it has committed: how many rows, failures and tokens are new."""
-
-    def __call__(self, worker: str, numbers: dict[str, int]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker must know; travels to it once."""
-
-    config: BatchConfig
-    run: Folder
-    attempt: int
-    fingerprint: str
-    model_revision: str | None
-    carried: pa.Schema
-    device: Device
-    num_accelerators: int
-
-
 class Worker:
     """The callable that Ray Data runs: a shard descriptor in, one summary row for each of its batches out."""
 
-    def __init__(self, job: Job, tally: Tally):
+    def __init__(self, job: Job, line: Line):
         self._job = job
-        self._tally = tally
+        self._line = line
         self._origin = Origin(
             fingerprint=job.fingerprint,
             worker=uuid.uuid4().hex[:8],
@@ -93,7 +62,10 @@ class Worker:
         self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
         self._open = asyncio.Semaphore(_OPEN_BATCHES)
         self._answering: set[asyncio.Task[Any]] = set()
+        self._num_shards = 0
+        self._num_moves = 0
         self._refusal: ConfigError | None = None
+        self._lifeline = Lifeline(line, self._origin.worker, job.config.cluster.heartbeat_s)
         try:
             self._load()
         except ConfigError as error:  # raised by the first shard: Ray would start an actor that fails here over and over
@@ -102,29 +74,37 @@ class Worker:
     async def __call__(self, shard: pa.Table) -> pa.Table:
         """Answer those of a shard's batches that are not settled yet; see `raise_failure` for what else may come."""
         try:
-            lines = await self._work(batches_of(shard))
-        except ConfigError as error:
-            lines = [{"failure": "config", "message": str(error)}]
-        except RunFailed as error:
-            lines = [{"failure": "run", "message": str(error)}]
-        except OSError as error:
-            lines = [{"failure": "run", "message": f"{type(error).__name__}: {error}"}]
-        return pa.Table.from_pylist(lines, schema=_SUMMARY)
+            return summary_table(await self._work(batches_of(shard)))
+        except (ConfigError, RunFailed, OSError) as error:
+            return failure_table(error)
 
     def _load(self) -> None:
-        job = self._job
-        _check_folder(job)
-        self._heartbeat = Heartbeat(job.run, self._origin, job.config.cluster.heartbeat_s)
-        folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
-        self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
+        job, settings = self._job, self._job.config.cluster
+        check_folder(job)
+        self._heartbeat = Heartbeat(job.run, self._origin, settings.heartbeat_s)
+        with closing(Watchdog(settings.load_timeout_s, lambda: "loading", self._end_stuck("load_timeout_s"))):
+            folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
+            self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
         self._steps = Steps(job.config, job.run, job.carried, self._origin, self._engine)
         self._heartbeat.ready(self._engine)
+        Watchdog(settings.hang_timeout_s, self._progress, self._end_stuck("hang_timeout_s"))
+        self._lifeline.obey(self._is_idle, self._heartbeat)
 
     async def _work(self, batches: Sequence[Batch]) -> list[dict[str, Any]]:
         """Keep the batches of a shard moving, and commit each as soon as it is done."""
         if self._refusal is not None:
             raise self._refusal
-        tasks: list[asyncio.Task[dict[str, Any]]] = []
+        self._num_shards += 1
+        try:
+            lines = await self._run_shard(batches)
+        finally:
+            self._num_shards -= 1
+        if self._lifeline.order == "leave":  # what was handed back goes to another worker when this process ends, not before
+            await asyncio.Event().wait()
+        return lines
+
+    async def _run_shard(self, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+        tasks: list[asyncio.Task[dict[str, Any] | None]] = []
         try:
             async with asyncio.TaskGroup() as group, self._turn:
                 async for work in self._read(batches):
@@ -139,7 +119,7 @@ class Worker:
             self._leave_if_dead(errors)
             raise errors.exceptions[0] from None
         await _in(self._committers, self._heartbeat.beat)
-        return [task.result() for task in tasks]
+        return [line for task in tasks if (line := task.result()) is not None]
 
     async def _read(self, batches: Sequence[Batch]) -> AsyncIterator[Work]:
         """Read batch after batch, as long as there is room for one more ahead of the engine."""
@@ -152,14 +132,19 @@ class Worker:
             for batch, part in neighbours:
                 await self._open.acquire()
                 await self._ahead.acquire()
+                if self._lifeline.order is not None:
+                    self._open.release()
+                    self._ahead.release()
+                    return
                 block = await _in(self._reader, next, blocks)
+                self._num_moves += 1
                 work = Work(batch, block if part is None else block.take(failed_offsets(part)), part, suspicions)
                 if work.is_suspect:  # nothing is read ahead of it
                     self._ahead.release()
                 yield work
 
-    async def _answer(self, work: Work) -> dict[str, Any]:
-        """Take one batch from its rows to its part."""
+    async def _answer(self, work: Work) -> dict[str, Any] | None:
+        """Take one batch from its rows to its part; None where it is handed back."""
         try:
             started_at_s, started = time.time(), time.perf_counter()
             settled: list[Settled] = []
@@ -168,6 +153,8 @@ class Worker:
             wall_s = time.perf_counter() - started
             statistics: dict[str, Any] = await _in(self._committers, self._commit, work, settled, started_at_s, wall_s)
             return statistics
+        except _HandedBack:
+            return None
         finally:
             self._open.release()
 
@@ -189,6 +176,9 @@ class Worker:
         """Make rows ready and see all of their requests into the engine; then there is room to read another batch."""
         try:
             entries = await _in(self._preparer, self._steps.prepare, work, cell)
+            if self._lifeline.order is not None:
+                self._heartbeat.leave(cell)
+                raise _HandedBack
             ticket = self._engine.submit([entry.prepared for entry in entries if entry.error is None])
             await asyncio.wrap_future(ticket.admitted)
             return entries, ticket
@@ -199,7 +189,8 @@ class Worker:
     def _commit(self, work: Work, settled: Sequence[Settled], started_at_s: float, wall_s: float) -> dict[str, Any]:
         statistics, progress = self._steps.commit(work, settled, started_at_s, wall_s)
         self._heartbeat.committed()
-        self._tally(self._origin.worker, progress)
+        self._line.committed(self._origin.worker, progress)
+        self._num_moves += 1
         return statistics
 
     async def _drained(self) -> None:
@@ -211,30 +202,21 @@ class Worker:
         """End a process whose engine is dead: Ray starts another one and hands its shards on, which it does for no error."""
         deaths, _ = errors.split(EngineDead)
         if deaths is not None:
-            reason = str(deaths.exceptions[0])
-            logger.error("worker %s ends: %s", self._origin.worker, reason)
-            self._heartbeat.died(reason)
-            os._exit(1)
+            self._lifeline.end(str(deaths.exceptions[0]), self._heartbeat)
+
+    def _progress(self) -> tuple[int, int] | None:
+        """What changes as long as the worker gets anywhere; None while it has no shard."""
+        return (self._engine.num_steps(), self._num_moves) if self._num_shards else None
+
+    def _end_stuck(self, limit: str) -> Callable[[float], None]:
+        return lambda silent_s: self._lifeline.end(f"no progress for {silent_s:.0f} s (cluster.{limit})", self._heartbeat)
+
+    def _is_idle(self) -> bool:
+        return not self._answering
 
 
-def raise_failure(summary: pa.Table) -> None:
-    """Raise what a worker could not: of an exception, Ray hands on no more than a text."""
-    for line in summary.to_pylist():
-        if line["failure"] is not None:
-            raise _FAILURES[line["failure"]](line["message"])
-
-
-def _check_folder(job: Job) -> None:
-    """Refuse to write where the driver will not look: a local path is another folder on each node of a cluster."""
-    try:
-        record = json.loads(job.run.read(RUN_FILE))
-    except (OSError, ValueError):
-        record = {}
-    if record.get("fingerprint") != job.fingerprint:
-        raise ConfigError(
-            f"output.path={job.run.url} is another folder on the node {socket.gethostname()}; "
-            "name object storage, or a folder that all nodes mount"
-        )
+class _HandedBack(Exception):
+    """The worker is to stop, and a batch has not entered its engine."""
 
 
 async def _in(pool: ThreadPoolExecutor, function: Any, *arguments: Any) -> Any:

@@ -3,9 +3,10 @@
 Nothing behind `parse_config` sees a dict, and nothing here is changed after parsing.
 """
 
-from typing import Annotated
+from datetime import date
+from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from pipelines.config.answer import (
     FORMS,
@@ -37,6 +38,7 @@ from pipelines.config.input import (
 )
 from pipelines.config.job import ClusterConfig, ErrorsConfig, OutputConfig, PricingConfig
 from pipelines.config.strict import Strict, Text, TextOrList
+from pipelines.config.submit import SubmitConfig
 from pipelines.suggest import shown
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "Step",
     "Strict",
     "StripReasoningStep",
+    "SubmitConfig",
     "TableInput",
     "Text",
     "TextOrList",
@@ -91,6 +94,8 @@ class BatchConfig(Strict):
     errors: ErrorsConfig
     pricing: PricingConfig
     cluster: ClusterConfig
+    run_date: date | None
+    """The day that this run is for: `${run_date}` in a path gives each day its own; no part of the run's identity."""
     retry_failed: bool
     """Answer the failed rows of the run again, and put what comes in their place."""
     dry_run: bool
@@ -99,6 +104,20 @@ class BatchConfig(Strict):
     """Show what Ray and vLLM say about themselves."""
     progress_interval_s: PositiveFloat
     """Seconds between two progress lines where there is no terminal."""
+
+    @field_validator("run_date", mode="before")
+    @classmethod
+    def _check_date(cls, value: Any) -> date | None:
+        """Take one spelling only: the text itself stands in paths."""
+        if value is None:
+            return None
+        try:
+            day = date.fromisoformat(value)
+        except (TypeError, ValueError):
+            day = None
+        if day is None or str(day) != value:
+            raise ValueError(f"run_date={shown(value)} must be a date as YYYY-MM-DD, such as run_date=2026-11-30")
+        return day
 
     @model_validator(mode="after")
     def _check(self) -> "BatchConfig":

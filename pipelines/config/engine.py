@@ -61,5 +61,7 @@ class EchoEngineConfig(Strict):
     """How long one token takes."""
     refuse_text: Text | None
     """A row whose prompt contains this text is refused."""
+    hang_text: Text | None
+    """A row whose prompt contains this text is never answered."""
     die_text: Text | None
     """A row whose prompt contains this text ends the worker's process."""

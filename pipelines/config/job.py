@@ -15,6 +15,8 @@ class OutputConfig(Strict):
     on_existing: Literal["resume", "refuse", "replace"]
     """What to do where the folder already holds a run."""
     compression: Literal["zstd", "snappy", "none"]
+    patience_s: NonNegativeFloat
+    """How long the storage may refuse before the job gives up."""
     openai: bool
     """Also write the results as OpenAI's batch API does: `openai/output.jsonl` and `openai/errors.jsonl`."""
 
@@ -53,11 +55,24 @@ class ClusterConfig(Strict):
     """How often a worker that died is started again; a row that kills engines takes three or four to find."""
     heartbeat_s: PositiveFloat
     """How often a worker notes down that it still runs, and what it has cost."""
+    start_timeout_s: PositiveFloat
+    """How long to wait until the cluster has room for the first worker."""
+    load_timeout_s: PositiveFloat
+    """How long a worker may take to load the model before it is taken for stuck, and replaced."""
+    hang_timeout_s: PositiveFloat
+    """How long a worker with rows to answer may show no progress before it is taken for stuck, and replaced."""
+    drain_s: NonNegativeFloat
+    """How long a job that is told to stop goes on with what is in its engines; within Ray's own limit for a Ray job."""
 
     @model_validator(mode="after")
     def _check(self) -> "ClusterConfig":
         if self.max_workers is not None and self.max_workers < self.workers:
             raise ValueError(
                 f"cluster.max_workers={self.max_workers} is below cluster.workers={self.workers}; null keeps workers"
+            )
+        if self.hang_timeout_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"cluster.hang_timeout_s={self.hang_timeout_s:g} takes workers for stuck that are not: "
+                f"it must be at least three times cluster.heartbeat_s={self.heartbeat_s:g}"
             )
         return self

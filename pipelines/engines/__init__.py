@@ -58,6 +58,9 @@ class Engine(Protocol):
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was in the engine."""
 
+    def num_steps(self) -> int:
+        """How often the engine has moved on so far: where this stands still while it holds requests, it hangs."""
+
     def describe(self) -> dict[str, Any]:
         """What the engine resolved its options to, for the record."""
 

@@ -6,6 +6,7 @@ For tests, dry runs and the measurement of our own overhead. A run that used it 
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ class _Prepared:
     num_truncated_tokens: int
     is_refused: bool
     is_deadly: bool
+    is_endless: bool
 
 
 class EchoEngine:
@@ -42,6 +44,7 @@ class EchoEngine:
         self._config = config
         self._prompt = prompt
         self._clock = FairClock()
+        self._num_answered = 0
         self._pool = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="echo")
 
     def prepare(self, request: Request) -> _Prepared:
@@ -60,7 +63,7 @@ class EchoEngine:
                 )
             prompt, num_removed = truncate(request.prompt, self._prompt.too_long, limit=limit, spans=_spans, count=_count)
             text = _text_of(prompt)
-        refuse, die = self._config.refuse_text, self._config.die_text
+        refuse, die, hang = self._config.refuse_text, self._config.die_text, self._config.hang_text
         return _Prepared(
             words=text.split(),
             max_tokens=request.sampling.max_tokens,
@@ -68,6 +71,7 @@ class EchoEngine:
             num_truncated_tokens=num_removed,
             is_refused=refuse is not None and refuse in text,
             is_deadly=die is not None and die in text,
+            is_endless=hang is not None and hang in text,
         )
 
     def submit(self, prepared: Sequence[_Prepared]) -> Ticket:
@@ -81,6 +85,10 @@ class EchoEngine:
         """Seconds so far in which at least one request was in the engine."""
         return self._clock.busy_s()
 
+    def num_steps(self) -> int:
+        """How many batches have been answered."""
+        return self._num_answered
+
     def describe(self) -> dict[str, Any]:
         """The limits that a report shows."""
         return {"max_num_seqs": self._config.max_num_seqs, "max_model_len": self._config.max_model_len}
@@ -91,11 +99,14 @@ class EchoEngine:
         if any(request.is_deadly for request in prepared):
             os._exit(1)
         mark = self._clock.start(len(prepared))
+        if any(request.is_endless for request in prepared):
+            threading.Event().wait()
         lengths = [self._num_output_tokens(request) for request in prepared]
         step_s = self._config.seconds_per_token
         if step_s:
             time.sleep(step_s * max(lengths, default=0))
         share_s = self._clock.end(mark, len(prepared))
+        self._num_answered += 1
         for index, (request, length) in enumerate(zip(prepared, lengths, strict=True)):
             ticket.settle(index, partial(self._outcome, request, length, step_s, share_s))
 

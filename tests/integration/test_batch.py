@@ -160,14 +160,14 @@ def test_a_stop_is_clean_says_how_to_resume_and_is_resumed(
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_job_with_what_is_done(fournee: Fournee, jsonl: Jsonl) -> None:
-    poisoned = [*rows(50), {"id": "poison", "prompt": "DIE"}, *rows(49)]
-    done = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "cluster.worker_restarts=1"))
+    deadly = [*rows(50), *({"id": f"poison{i}", "prompt": "DIE"} for i in range(50))]
+    done = fournee.run(*echo(jsonl(deadly), "engine.die_text=DIE", "cluster.worker_restarts=1"))
     assert done.code == 1
     assert "the run failed" in done.err
     assert "cluster.worker_restarts" in done.err
     assert "the same command resumes" in done.err
     assert "Traceback" not in done.err
-    assert "part-00000005.parquet" not in fournee.parts()
+    assert set(fournee.parts()) <= {f"part-{i:08d}.parquet" for i in range(5)}
     assert not (fournee.folder / "_SUCCESS").exists()
 
 
@@ -185,6 +185,34 @@ def test_a_row_that_kills_engines_is_found_and_failed_and_every_other_row_is_ans
     assert 2 <= summary["num_deaths"] <= 3  # perhaps in a crowd, in its batch alone, alone
     assert summary["error_kinds"] == {"engine_killed": 1}
     assert "engine_killed" in done.out and "such as poison" in done.out
+
+
+def test_a_row_that_hangs_the_engine_is_found_and_failed_too(fournee: Fournee, jsonl: Jsonl) -> None:
+    endless = [*rows(57), {"id": "endless", "prompt": "HANG"}, *rows(100)[57:]]
+    done = fournee.run(
+        *echo(jsonl(endless), "engine.hang_text=HANG", "errors.max_failed_fraction=0.1"),
+        "cluster.hang_timeout_s=3", "cluster.heartbeat_s=0.5",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    by_id = {row["id"]: row for row in fournee.table().to_pylist()}
+    assert sorted(by_id) == sorted(["endless", *(row["id"] for row in rows(100))])
+    assert by_id["endless"]["error_kind"] == "engine_killed"
+    workers = pq.read_table(fournee.folder / "stats" / "workers.parquet")
+    assert {death for death in workers["death"].to_pylist() if death} == {"no progress for 3 s (cluster.hang_timeout_s)"}
+
+
+def test_a_job_does_not_wait_for_ever_for_room(fournee: Fournee, jsonl: Jsonl, tmp_path: Path, wait_until: WaitUntil) -> None:
+    path = jsonl(rows(4000))
+    all_cpus = "cluster.cpus_per_worker=4"
+    holder = Fournee(tmp_path / "other", fournee.address)
+    process = holder.start(*echo(path, all_cpus, "engine.seconds_per_token=0.3"))
+    wait_until(lambda: len(holder.parts()) >= 1, process)
+    done = fournee.run(*echo(path, all_cpus, "cluster.start_timeout_s=3"))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert done.code == 1
+    assert "no room for a worker" in done.err and "cluster.start_timeout_s" in done.err
 
 
 def test_a_job_whose_rows_fail_is_stopped_early_with_exit_code_3_and_can_go_on(fournee: Fournee, jsonl: Jsonl) -> None:

@@ -1,6 +1,7 @@
 """The story without Ray: one worker in this process does what the cluster would hand it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pyarrow.parquet as pq
 
 from pipelines.batch import find_todo, open_plan
 from pipelines.config import BatchConfig
+from pipelines.handover import Job, raise_failure
+from pipelines.lifeline import Order
 from pipelines.plan import Plan, make_shards
 from pipelines.run import Run, begin_attempt, open_run
 from pipelines.sources import list_sources
-from pipelines.worker import Job, Worker, raise_failure
+from pipelines.worker import Worker
 
 
 def answer(config: BatchConfig, *, most_shards: int | None = None) -> tuple[Run, Plan, list[dict[str, Any]]]:
@@ -28,7 +31,23 @@ def answer(config: BatchConfig, *, most_shards: int | None = None) -> tuple[Run,
     return run, plan, asyncio.run(hand(config, run, plan, shards))
 
 
-async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table]) -> list[dict[str, Any]]:
+class QuietLine:
+    """A line to a driver that never gives an order."""
+
+    def committed(self, worker: str, numbers: dict[str, int]) -> None: ...
+
+    def alive(self, worker: str) -> None: ...
+
+    def drained(self, worker: str) -> None: ...
+
+    def order(self) -> Order | None:
+        threading.Event().wait()
+        return None
+
+
+async def hand(
+    config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table], line: QuietLine | None = None
+) -> list[dict[str, Any]]:
     """Hand shards to a new worker, all at once, as Ray does."""
     job = Job(
         config=config,
@@ -40,7 +59,7 @@ async def hand(config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table]
         device="cpu",
         num_accelerators=1,
     )
-    one = Worker(job, lambda worker, numbers: None)
+    one = Worker(job, line or QuietLine())
     lines: list[dict[str, Any]] = []
     for summary in await asyncio.gather(*(one(shard) for shard in shards)):
         raise_failure(summary)

@@ -10,6 +10,7 @@ import ray
 from jobs import batch, cli
 from pipelines.compose import compose_settings, conf_folder
 from pipelines.errors import ExitCode
+from tests.webhook import SECRET, Webhook
 
 
 def names_in(folder: Path) -> list[str]:
@@ -95,6 +96,11 @@ def test_a_dry_run_can_be_asked_for_as_a_setting(
     (["--dry-run", "input=jsonl", "input.path=no_such.jsonl", "engine=echo"], "input.path=no_such.jsonl does not exist"),
     (["--config-dir", "no_such_folder"], "--config-dir=no_such_folder is not a folder"),
     (["--dryrun"], '"--dryrun" is not an override'),
+    (["experiment=nightly"], 'run_date="YYYY-MM-DD" must be a date as YYYY-MM-DD, such as run_date=2026-11-30'),
+    (["run_date=today"], 'run_date="today" must be a date as YYYY-MM-DD'),
+    (["run_date=20261130"], "run_date=20261130 must be a date as YYYY-MM-DD"),
+    (["run_date=2026-02-30"], 'run_date="2026-02-30" must be a date as YYYY-MM-DD'),
+    (["run_date="], 'run_date="" must be a date as YYYY-MM-DD'),
     (["prompt.system=[b]Hello[/b], world"], """'prompt.system="[b]Hello[/b], world"'"""),
 ])  # fmt: skip
 def test_a_bad_configuration_ends_with_exit_code_2_and_its_reason(
@@ -114,3 +120,60 @@ def test_every_wrong_setting_stands_on_a_line_of_its_own(capsys: pytest.CaptureF
     assert batch.main(["input.limti=5", "sampling.top_p=2", "cluster.workers=0"]) == ExitCode.BAD_CONFIG
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--config-dir", "conf", "experiment=nightly"],
+    ["input=jsonl", 'input.path="data/dt=${run_date}/rows.jsonl"', "output.path=runs/${run_date}"],
+])  # fmt: skip
+def test_a_date_gives_each_day_its_own_input_and_output(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "dt=2026-11-30").mkdir(parents=True)
+    (tmp_path / "data" / "dt=2026-11-30" / "rows.jsonl").write_text('{"id": "a", "prompt": "Hi"}', encoding="utf-8")
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "nightly.yaml").write_text(
+        "# @package _global_\n"
+        "run_date: YYYY-MM-DD\n"
+        "input: {path: 'data/dt=${run_date}/rows.jsonl'}\n"
+        "output: {path: 'runs/${run_date}'}\n",
+        encoding="utf-8",
+    )
+    assert batch.main(["engine=echo", "run_date=2026-11-30", "--dry-run", *arguments]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "path: data/dt=2026-11-30/rows.jsonl" in out
+    assert "would write to runs/2026-11-30" in out
+
+
+def test_a_webhook_is_told_of_a_bad_configuration_but_not_of_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Webhook() as hook:
+        monkeypatch.setenv("FOURNEE_WEBHOOK_URL", hook.url)
+        missing = ["engine=echo", "experiment=nightly", "run_date=2026-11-30", "input=jsonl", "input.path=no_such.jsonl"]
+        assert batch.main(missing) == ExitCode.BAD_CONFIG
+        assert batch.main(["experiment=nightly"]) == ExitCode.BAD_CONFIG
+        for way in ("--dry-run", "dry_run=true"):
+            assert batch.main(["engine=echo", way]) == ExitCode.OK
+            assert batch.main([*missing, way]) == ExitCode.BAD_CONFIG
+    assert names_in(tmp_path) == []
+    first, second = hook.messages
+    assert (first["status"], first["exit_code"], first["run_folder"]) == ("failed", 2, None)
+    assert (first["experiment"], first["run_date"]) == ("nightly", "2026-11-30")
+    assert "input.path=no_such.jsonl does not exist" in first["text"]
+    assert (second["experiment"], second["run_date"]) == ("nightly", None)
+    assert SECRET not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("answers", [[404], [302]])
+def test_a_webhook_that_refuses_does_not_change_the_exit_code_and_is_not_shown(
+    answers: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Webhook(answers) as hook:
+        monkeypatch.setenv("FOURNEE_WEBHOOK_URL", hook.url)
+        assert batch.main(["engine=echo", "input.path=no_such.jsonl", "verbose=true"]) == ExitCode.BAD_CONFIG
+    assert "the webhook refused" in caplog.text
+    assert SECRET not in caplog.text

@@ -23,11 +23,13 @@ from pipelines.config import (
     ParquetInput,
     SqlInput,
     Strict,
+    SubmitConfig,
     VllmEngineConfig,
 )
-from pipelines.parse import parse_config
+from pipelines.parse import parse_config, parse_submit
 
-ROOTS = {"batch": BatchConfig}  # one YAML per job, and what its settings become
+# One YAML per job, and what its settings become.
+ROOTS: dict[str, type[Strict]] = {"batch": BatchConfig, "submit": SubmitConfig}
 COMMENT_COLUMN, MAX_LINE = 32, 128
 # Groups whose choices have settings of their own: the setting that says which, and what they become by its value.
 UNIONS: dict[str, tuple[str, dict[str, type[Strict]]]] = {
@@ -110,7 +112,8 @@ def test_every_choice_composes_and_parses(chosen: dict[str, str], template: Path
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_the_defaults_of_a_job_need_no_override(root: str) -> None:
-    assert isinstance(parse_config(compose_settings(root, [])), ROOTS[root])
+    parse = {"batch": parse_config, "submit": parse_submit}[root]
+    assert isinstance(parse(compose_settings(root, [])), ROOTS[root])
 
 
 def test_every_experiment_begins_with_the_command_that_runs_it() -> None:
@@ -153,7 +156,7 @@ def test_the_root_chooses_every_group_and_holds_every_other_setting(root: str) -
     chosen = {key for default in values.pop("defaults") if isinstance(default, dict) for key in default}
     assert chosen - {"experiment"} | set(values) == settings_of(ROOTS[root])
     for key, inner in values.items():
-        if isinstance(inner, dict):
+        if isinstance(inner, dict) and inner:
             assert set(inner) == settings_of(ROOTS[root].model_fields[key].annotation)
 
 

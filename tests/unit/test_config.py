@@ -36,7 +36,7 @@ UNKNOWN_KEYS = {
     "prompt.str=1": "prompt.str is not a setting; "
     "there are: chat_template, chat_template_file, chat_template_kwargs, kind, max_tokens, special_tokens, system, template, "
     "template_file, too_long",
-    "output.x.y=1": "output.x is not a setting; there are: compression, on_existing, openai, path",
+    "output.x.y=1": "output.x is not a setting; there are: compression, on_existing, openai, path, patience_s",
     "engine.vllm=1": "engine.vllm is not a setting; "
     "there are: cpu_kv_cache_gib, cpu_threads, device, kind, kwargs, rows_per_batch",
     "errors.max_failed_row=1": "errors.max_failed_row is not a setting; did you mean max_failed_rows?",
@@ -51,7 +51,7 @@ UNKNOWN_KEYS = {
     "it belongs to input=delta or input=iceberg or input=lance",
     "engine.max_num_seqs=5": "engine.max_num_seqs is not a setting of this engine; it belongs to engine=echo",
     "foo=1": "foo is not a setting; there are: cluster, dry_run, engine, errors, input, model, output, "
-    "postprocess, pricing, progress_interval_s, prompt, retry_failed, sampling, verbose",
+    "postprocess, pricing, progress_interval_s, prompt, retry_failed, run_date, sampling, verbose",
 }
 WRONG_TYPES = {
     "input.path=12": f"""input.path=12 {QUOTE} 'input.path="..."'""",
@@ -247,6 +247,7 @@ SAMPLING_AND_CLUSTER = [
     ("sampling.choice=[a,a]", ['sampling.choice=["a", "a"]']),
     ("sampling.json_schema={$ref:a.json}", ['sampling.json_schema="{', 'refers to "a.json"', "write it out"]),
     ("cluster.workers=3 cluster.max_workers=2", ["cluster.max_workers=2 is below cluster.workers=3; null keeps workers"]),
+    ("cluster.hang_timeout_s=9 cluster.heartbeat_s=5", ["cluster.hang_timeout_s=9", "three times cluster.heartbeat_s=5"]),
     ("hydra.run.dir=out", ["hydra.run.dir=out is a setting of Hydra's own, which has no effect here"]),
 ]
 # fmt: on

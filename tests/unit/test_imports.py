@@ -12,7 +12,7 @@ DOORS = {
     "ray.serve": set(),
     "omegaconf": {"pipelines.compose"},
     "hydra": {"pipelines.compose"},
-    "ray": {"pipelines.cluster", "pipelines.progress"},
+    "ray": {"pipelines.cluster", "pipelines.board", "pipelines.submit"},
     "transformers": {"pipelines.model"},
     "datasets": {"pipelines.tables.huggingface"},
     "sqlalchemy": {"pipelines.tables.sql"},
@@ -22,7 +22,7 @@ DOORS = {
 }
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
-    {"pipelines.errors", "pipelines.suggest"},
+    {"pipelines.errors", "pipelines.patience", "pipelines.suggest"},
     {
         "pipelines.config",
         "pipelines.schema",
@@ -31,6 +31,7 @@ LEVELS = [
         "pipelines.compose",
         "pipelines.machine",
         "pipelines.parse",
+        "pipelines.preflight",
         "pipelines.structured",
     },
     {
@@ -54,9 +55,27 @@ LEVELS = [
     },
     {"pipelines.openai_results", "pipelines.columns", "pipelines.ids", "pipelines.plan", "pipelines.spool"},
     {"pipelines.run", "pipelines.doctor", "pipelines.placement"},
-    {"pipelines.heartbeat", "pipelines.steps", "pipelines.worker", "pipelines.summary", "pipelines.progress"},
-    {"pipelines.cluster", "pipelines.comparison", "pipelines.inspection", "pipelines.report"},
-    {"pipelines.batch"},
+    {
+        "pipelines.handover",
+        "pipelines.heartbeat",
+        "pipelines.lease",
+        "pipelines.lifeline",
+        "pipelines.steps",
+        "pipelines.summary",
+        "pipelines.watchdog",
+        "pipelines.worker",
+    },
+    {
+        "pipelines.board",
+        "pipelines.progress",
+        "pipelines.cluster",
+        "pipelines.supervisor",
+        "pipelines.comparison",
+        "pipelines.inspection",
+        "pipelines.outcome",
+        "pipelines.report",
+    },
+    {"pipelines.batch", "pipelines.submit"},
     {"jobs"},
 ]
 

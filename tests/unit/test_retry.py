@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_only_the_failed_rows_are_answered_again_and_take_their_own_places(
     function(broken=False)
     config = batch_config(*command, "retry_failed=true")
     run.folder.delete("_SUCCESS")
-    todo = find_todo(config, run, plan)
+    todo = find_todo(config, replace(run, attempt=2), plan)
     assert (todo.num_rows, sorted(todo.batches["batch_id"].to_pylist())) == (3, [0, 2])
     run, plan, lines = answer(config)
     second = finish(run, plan, config)
@@ -91,7 +92,7 @@ def test_a_stopped_run_that_is_retried_answers_what_failed_and_what_is_missing(
     path = jsonl([{"id": f"r{i}", "prompt": None if i == 4 else "fine"} for i in range(95)])
     command = [*echo(path, str(tmp_path / "run")), "errors.max_failed_fraction=1"]
     run, plan, _ = answer(batch_config(*command), most_shards=2)
-    assert failures(run.folder, range(2)) == {0: 1}
+    assert failures(run.folder, range(2), before_attempt=2) == {0: 1}
     run, plan, _ = answer(batch_config(*command, "retry_failed=true"))
     assert finish(run, plan, batch_config(*command)).num_rows == 95
     assert sorted(by_id(run)) == sorted(f"r{i}" for i in range(95))

@@ -1,13 +1,21 @@
 """Files appear whole or not at all, on local disks and on object storage (here: fsspec's own, in memory)."""
 
+import errno
+import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipelines.errors import ConfigError
 from pipelines.storage import Folder, arrow_file_system, file_system
@@ -106,6 +114,26 @@ def test_a_missing_folder_is_empty(folder: Folder) -> None:
     assert folder.names("results") == []
 
 
+def test_deleting_what_is_not_there_does_nothing(folder: Folder) -> None:
+    folder.write("a", b"x")
+    folder.delete("a")
+    folder.delete("a")
+    assert folder.names() == []
+
+
+def test_a_folder_is_empty_until_it_holds_more_than_a_killed_writer_left(folder: Folder) -> None:
+    assert folder.is_empty()
+    folder.write(".run.json.0123abcd.tmp", b"half of")
+    assert folder.is_empty()
+    folder.write("run.json", b"{}")
+    assert not folder.is_empty()
+
+
+def test_a_folder_that_holds_a_folder_is_not_empty(folder: Folder) -> None:
+    folder.write("results/part-1", b"x")
+    assert not folder.is_empty()
+
+
 def test_remove_deletes_the_folder_and_nothing_else(folder: Folder) -> None:
     neighbour = Folder(f"{folder.url}-2")
     neighbour.write("a", b"stays")
@@ -126,6 +154,10 @@ def test_a_pickled_folder_is_the_same_place(folder: Folder) -> None:
     copy = pickle.loads(pickle.dumps(folder))
     assert copy.path("a") == folder.path("a")
     assert copy.read("a") == b"x"
+
+
+def test_a_pickled_folder_is_as_patient(folder: Folder) -> None:
+    assert pickle.loads(pickle.dumps(Folder(folder.url, patience_s=7))).patience_s == 7
 
 
 def test_a_relative_folder_is_the_same_place_in_a_process_that_runs_elsewhere(
@@ -149,6 +181,124 @@ def test_arrow_reads_what_a_folder_holds(folder: Folder) -> None:
         pq.write_table(pa.table({"id": [1, 2]}), file)
     assert pq.read_table(folder.path("a.parquet"), filesystem=folder.arrow)["id"].to_pylist() == [1, 2]
     assert pq.read_metadata(folder.path("a.parquet"), filesystem=arrow_file_system(folder.fs)).num_rows == 2
+
+
+def refused_once(method: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """The same method, whose first call raises."""
+    coming = iter([error])
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        for refusal in coming:
+            raise refusal
+        return method(*arguments, **options)
+
+    return call
+
+
+def create(folder: Folder, name: str, content: bytes) -> None:
+    with folder.create(name) as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), OSError(errno.EBUSY, "SlowDown")], ids=repr)
+@pytest.mark.parametrize(
+    ("method", "operation", "answer"),
+    [
+        ("info", lambda folder: folder.exists("a"), True),
+        ("cat_file", lambda folder: folder.read("a"), b"old"),
+        ("pipe_file", lambda folder: folder.write("a", b"new"), None),
+        ("put_file", lambda folder: create(folder, "a", b"new"), None),
+        ("ls", lambda folder: folder.names(), ["a"]),
+        ("ls", lambda folder: folder.is_empty(), False),
+        ("rm_file", lambda folder: folder.delete("a"), None),
+        ("rm", lambda folder: folder.remove(), None),
+    ],
+)
+def test_storage_that_refuses_for_a_while_is_asked_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    method: str,
+    operation: Callable[[Folder], Any],
+    answer: Any,
+) -> None:
+    folder = Folder(f"memory:/{tmp_path}/run", patience_s=30)
+    folder.write("a", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, method, refused_once(getattr(MemoryFileSystem, method), error))
+        assert operation(folder) == answer
+    left = {"pipe_file": {"a": b"new"}, "put_file": {"a": b"new"}, "rm_file": {}, "rm": {}}.get(method, {"a": b"old"})
+    assert {name: folder.read(name) for name in folder.names()} == left
+
+
+@pytest.mark.parametrize("error", [PermissionError("Forbidden"), FileNotFoundError("no such bucket")], ids=repr)
+def test_storage_that_refuses_for_good_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refused_once(MemoryFileSystem.pipe_file, error))
+    with pytest.raises(type(error)):
+        Folder(f"memory:/{tmp_path}/run", patience_s=30).write("a", b"x")
+
+
+def test_a_local_write_that_fails_for_a_while_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(f"{tmp_path}/run", patience_s=30)
+    monkeypatch.setattr(os, "fsync", refused_once(os.fsync, OSError(errno.EIO, "the server of this mount is away")))
+    folder.write("a", b"whole")
+    assert folder.read("a") == b"whole"
+    assert files_under(folder) == ["a"]
+
+
+def test_a_full_disk_ends_a_write_at_once_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(f"{tmp_path}/run", patience_s=30)
+    folder.write("a", b"old")
+    monkeypatch.setattr(os, "fsync", refused_once(os.fsync, OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left on device"):
+        folder.write("a", b"new")
+    assert folder.read("a") == b"old"
+    assert files_under(folder) == ["a"]
+
+
+def test_a_disk_that_gives_no_answer_is_not_a_file_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalFileSystem, "info", refused_once(LocalFileSystem.info, OSError(errno.EIO, "away")))
+    with pytest.raises(TimeoutError, match=r"run\.json: OSError: .*away"):
+        Folder(f"{tmp_path}/run").exists("run.json")
+
+
+def test_sweeping_takes_what_killed_writers_left_and_nothing_else(tmp_path: Path) -> None:
+    folder = Folder(f"{tmp_path}/run")
+    for name in ("results/part-1", "results/.part-2.0123abcd.tmp", "results/.probe.tmp", "results/.nfs0001", "stats/.a.tmp"):
+        folder.write(name, b"x")
+    folder.sweep("results")
+    assert files_under(folder) == ["results/.nfs0001", "results/part-1", "stats/.a.tmp"]
+
+
+def test_a_missing_folder_is_swept(folder: Folder) -> None:
+    folder.sweep("results")
+    assert folder.names("results") == []
+
+
+def test_a_write_whose_temporary_file_is_swept_away_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, rename = Folder(f"{tmp_path}/run", patience_s=30), Path.replace
+
+    def swept_first(temporary: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        folder.sweep("results")
+        return rename(temporary, target)
+
+    monkeypatch.setattr(Path, "replace", swept_first)
+    folder.write("results/part-1", b"whole")
+    assert folder.read("results/part-1") == b"whole"
+    assert files_under(folder) == ["results/part-1"]
+
+
+def test_readers_of_the_results_do_not_see_what_killed_writers_left(tmp_path: Path) -> None:
+    folder = Folder(f"{tmp_path}/run")
+    with folder.create("results/part-00000000.parquet") as file:
+        pq.write_table(pa.table({"id": [1]}), file)
+    folder.write("results/.part-00000001.parquet.0123abcd.tmp", b"PAR1 half of a part")
+    place = folder.path("results")
+    assert pq.read_table(place).num_rows == ds.dataset(place).count_rows() == len(pd.read_parquet(place)) == 1
+    assert duckdb.sql(f"select count(*) from '{place}/*.parquet'").fetchall() == [(1,)]
 
 
 def test_a_package_url_is_the_file_that_the_package_ships() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import worker
+from pipelines import lifeline, worker
 from pipelines.config import BatchConfig
 from pipelines.engines import Ticket
 from pipelines.errors import ConfigError, EngineDead, ExitCode, RunFailed
 from pipelines.heartbeat import deaths
+from pipelines.lifeline import Order
 from pipelines.parts import committed, part_name
 from pipelines.plan import make_shards
 from pipelines.rows import Request
@@ -25,7 +27,7 @@ from pipelines.run import Run
 from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.storage import Folder
 from pipelines.summary import Summary, finish, read_summary, verify
-from tests.unit.story import answer, echo, hand, results
+from tests.unit.story import QuietLine, answer, echo, hand, results
 
 Config = Callable[..., BatchConfig]
 
@@ -288,7 +290,7 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
     config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "run")))
     run, plan, _ = answer(config, most_shards=0)
     monkeypatch.setattr(worker, "build_engine", lambda *arguments, **options: DeadEngine())
-    monkeypatch.setattr(worker.os, "_exit", end)
+    monkeypatch.setattr(lifeline.os, "_exit", end)
     with pytest.raises(Ended):
         asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
     assert deaths(run.folder, attempt=1) == ["CUDA error: an illegal memory access was encountered"]
@@ -327,3 +329,37 @@ def test_the_record_says_that_the_echo_engine_is_no_model(
     assert summary.engine == "echo"
     assert summary.record["model"] == "none: the echo engine repeats prompts"
     assert {"python", "ray", "fournee", "pyarrow"} <= set(summary.record["versions"])
+
+
+class StoppingLine(QuietLine):
+    """Tells the worker to stop as soon as it has committed a batch."""
+
+    def __init__(self) -> None:
+        self._has_committed = threading.Event()
+        self.is_drained = threading.Event()
+
+    def committed(self, worker: str, numbers: dict[str, int]) -> None:
+        self._has_committed.set()
+
+    def order(self) -> Order | None:
+        self._has_committed.wait()
+        return "stop"
+
+    def drained(self, worker: str) -> None:
+        self.is_drained.set()
+
+
+def test_a_worker_that_is_told_to_stop_commits_what_is_in_its_engine_and_hands_back_the_rest(
+    batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [{"id": f"r{i}", "prompt": "one two three"} for i in range(1000)]
+    config = batch_config(*echo(jsonl(rows), str(tmp_path / "run"), "engine.seconds_per_token=0.05"))
+    run, plan, _ = answer(config, most_shards=0)
+    line = StoppingLine()
+    lines = asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), line))
+    assert line.is_drained.wait(10)
+    assert 0 < len(lines) < 100
+    assert sorted(one["batch_id"] for one in lines) == committed(run.folder)
+
+    answer(config)
+    assert sorted(row["id"] for row in results(run)) == sorted(row["id"] for row in rows)

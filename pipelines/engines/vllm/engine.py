@@ -63,6 +63,7 @@ class VllmEngine:
         self._waiting: dict[str, _Waiting] = {}
         self._entering: tuple[Ticket, Iterator[tuple[int, Prepared]]] | None = None
         self._num_requests = 0
+        self._num_steps = 0
         self._death: EngineDead | None = None
         ready: Future[None] = Future()
         threading.Thread(target=self._run, args=(ready,), name="vllm-engine", daemon=True).start()
@@ -92,6 +93,10 @@ class VllmEngine:
         """Seconds so far in which at least one request was in the engine."""
         return self._clock.busy_s()
 
+    def num_steps(self) -> int:
+        """How often vLLM was asked for its next tokens."""
+        return self._num_steps
+
     def describe(self) -> dict[str, Any]:
         """What vLLM resolved its options to."""
         config = self._engine.vllm_config
@@ -117,6 +122,7 @@ class VllmEngine:
         try:
             while True:
                 self._admit()
+                self._num_steps += 1
                 for output in self._engine.step():
                     if output.finished:
                         self._finish(output)

@@ -1,0 +1,174 @@
+"""The board between a driver and its workers: what was committed, who is alive, who is to stop.
+
+An actor of its own, because Ray Data gives a driver no way to speak to the actors of its pool. It lives on the driver's node.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipelines.lifeline import Order
+
+_PATIENCE_S = 10.0
+_SUMMED = ("num_rows", "num_failed", "num_output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A worker's process. The start tells it from a later process of the same number."""
+
+    worker: str
+    node_id: str
+    pid: int
+    started_at_s: float
+
+
+class BoardLost(RuntimeError):
+    """Ray has lost the process or the node that the board lived on."""
+
+
+class _Board:
+    """Runs in an event loop of its own, so that many workers can wait for an order at once."""
+
+    def __init__(self) -> None:
+        self._totals = dict.fromkeys(_SUMMED, 0)
+        self._committers: set[str] = set()
+        self._last_sign_s: dict[Life, float] = {}
+        self._drained: set[str] = set()
+        self._is_stopping = False
+        self._leaving: frozenset[str] = frozenset()
+        self._orders = asyncio.Condition()
+
+    async def committed(self, worker: str, numbers: dict[str, int]) -> None:
+        self._committers.add(worker)
+        for name in _SUMMED:
+            self._totals[name] += numbers[name]
+
+    async def alive(self, life: Life) -> None:
+        self._last_sign_s[life] = time.monotonic()
+
+    async def drained(self, worker: str) -> None:
+        self._drained.add(worker)
+
+    async def order(self, node_id: str) -> Order:
+        async with self._orders:
+            await self._orders.wait_for(lambda: self._is_stopping or node_id in self._leaving)
+        return "stop" if self._is_stopping else "leave"
+
+    async def stop(self) -> None:
+        async with self._orders:
+            self._is_stopping = True
+            self._orders.notify_all()
+
+    async def leave(self, node_ids: frozenset[str]) -> None:
+        async with self._orders:
+            self._leaving = node_ids
+            self._orders.notify_all()
+
+    async def totals(self) -> dict[str, int]:
+        return {**self._totals, "num_workers": len(self._committers)}
+
+    async def num_seen(self) -> int:
+        return len(self._last_sign_s)
+
+    async def num_busy(self, within_s: float) -> int:
+        now = time.monotonic()
+        return sum(now - last <= within_s and life.worker not in self._drained for life, last in self._last_sign_s.items())
+
+    async def silent(self, limit_s: float) -> list[Life]:
+        now = time.monotonic()
+        silent = [life for life, last in self._last_sign_s.items() if now - last > limit_s]
+        for life in silent:
+            del self._last_sign_s[life]
+        return silent
+
+
+class Board:
+    """A hold on the board, for the driver and, sent along, for its workers."""
+
+    def __init__(self) -> None:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._actor: ActorHandle = ray.remote(num_cpus=0)(_Board).options(scheduling_strategy=here).remote()
+
+    # What a worker says and hears.
+
+    def committed(self, worker: str, numbers: dict[str, int]) -> None:
+        """Report a batch: how many rows, failures and tokens are new. Does not wait."""
+        self._actor.committed.remote(worker, numbers)
+
+    def alive(self, worker: str) -> None:
+        """Give a sign of life. Does not wait."""
+        process = psutil.Process()
+        node_id = ray.get_runtime_context().get_node_id()
+        self._actor.alive.remote(Life(worker, node_id, process.pid, process.create_time()))
+
+    def drained(self, worker: str) -> None:
+        """Say that nothing is left to commit. Does not wait."""
+        self._actor.drained.remote(worker)
+
+    def order(self) -> Order | None:
+        """Wait for an order; None where the driver is gone, which ends this process too."""
+        try:
+            order: Order = ray.get(self._actor.order.remote(ray.get_runtime_context().get_node_id()))
+        except ray.exceptions.RayError:
+            return None
+        return order
+
+    # What the driver asks and says; each raises TimeoutError where it takes too long, and BoardLost.
+
+    def totals(self) -> dict[str, int]:
+        """How many rows, failures and tokens were committed, by how many workers."""
+        totals: dict[str, int] = _wait(self._actor.totals.remote())
+        return totals
+
+    def num_seen(self) -> int:
+        """How many workers have ever given a sign of life, but for those that fell silent."""
+        num_seen: int = _wait(self._actor.num_seen.remote())
+        return num_seen
+
+    def num_busy(self, within_s: float) -> int:
+        """How many workers have given a sign of life within so many seconds, and have not said that they are drained."""
+        num_busy: int = _wait(self._actor.num_busy.remote(within_s))
+        return num_busy
+
+    def stop(self) -> None:
+        """Tell all workers to hand back what is not in their engines, and to commit the rest."""
+        _wait(self._actor.stop.remote())
+
+    def leave(self, node_ids: Sequence[str]) -> None:
+        """Tell the workers on these nodes to do the same, and to leave."""
+        _wait(self._actor.leave.remote(frozenset(node_ids)))
+
+    def silent(self, limit_s: float) -> list[Life]:
+        """The workers that have given no sign of life for so long; each is told once."""
+        silent: list[Life] = _wait(self._actor.silent.remote(limit_s))
+        return silent
+
+
+def _wait(answer: Any) -> Any:
+    try:
+        return ray.get(answer, timeout=_PATIENCE_S)
+    except TimeoutError:
+        raise
+    except ray.exceptions.RayError as error:
+        raise BoardLost(str(error).strip().partition("\n")[0]) from None
+
+
+def end(life: Life) -> None:
+    """End a worker's process, whatever state it is in, by a task on its node. Does not wait."""
+    there = NodeAffinitySchedulingStrategy(life.node_id, soft=False)
+    ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=there).remote(life)
+
+
+def _kill(life: Life) -> None:
+    if psutil.pid_exists(life.pid) and psutil.Process(life.pid).create_time() == life.started_at_s:
+        os.kill(life.pid, signal.SIGKILL)

@@ -1,0 +1,256 @@
+"""Ray's job server: submit, follow, stop, and go on where the connection drops."""
+
+import asyncio
+import getpass
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import aiohttp
+import requests
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from pipelines.config import SubmitConfig
+from pipelines.config.submit import STOP_WAIT_VARIABLE
+from pipelines.errors import ConfigError, ExitCode, RunFailed
+from pipelines.machine import installed_versions
+from pipelines.submit import Request, runtime_env
+
+logger = logging.getLogger(__name__)
+
+# Each step of an upload, what Ray leaves out of it, each end of a connection, and that there is a token.
+_CHATTY = (
+    "dashboard.modules.dashboard_sdk", "_private.runtime_env.working_dir", "dashboard.modules.job.sdk",
+    "_private.authentication",
+)  # fmt: skip
+_DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_TIMEOUT_S = (10.0, 120.0)  # to connect, and to answer: a large upload takes the server a while to store
+_PAUSE_S = 1.0  # between two looks at the job, and at least between two connections
+_MAX_RETRY_S = 30.0
+_STOP_MARGIN_S = 60.0  # beyond what the job itself may take to stop
+_RAY_STOP_WAIT_S = 3  # Ray's own default
+
+_Answer = TypeVar("_Answer")
+
+
+class UnknownSubmission(ConfigError):
+    """The job server knows no such submission."""
+
+
+class _OutOfReach(RuntimeError):
+    """The job server did not answer, or not with an answer."""
+
+
+class _Client(JobSubmissionClient):  # type: ignore[misc]
+    """Ray's client with a time limit and with kinds of errors, through the two methods that all its requests share."""
+
+    def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
+        try:
+            response: requests.Response = super()._do_request(method, endpoint, timeout=_TIMEOUT_S, **kwargs)
+        except requests.RequestException as error:
+            raise _OutOfReach(str(_first_cause(error))) from None
+        return response
+
+    def _raise_error(self, r: requests.Response) -> None:
+        if r.status_code == HTTPStatus.NOT_FOUND:
+            raise UnknownSubmission(r.text)
+        if r.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise RunFailed(f"the job server refuses: {r.text.strip()}")
+        raise _OutOfReach(f"it answered with status {r.status_code}: {r.text.strip()}")
+
+
+class JobServer:
+    """The job server of one cluster."""
+
+    def __init__(self, config: SubmitConfig):
+        """Connect; raises ConfigError where no job server answers, or where it refuses the token."""
+        self._config = config
+        for name in _CHATTY:
+            logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
+        # The client sends a token only in this mode, and nothing sets it outside of a cluster.
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        if config.address is not None:
+            os.environ["RAY_API_SERVER_ADDRESS"] = config.address  # which the client puts above the address it is given
+        try:
+            self._client = _Client(config.address or _DEFAULT_ADDRESS)
+        except AuthenticationError as error:
+            raise ConfigError(_how_to_authenticate(error)) from None
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"no Ray job server answers at {_address_in_words(config)}: {error}; set address=http://<head node>:8265"
+            ) from None
+        self.address: str = self._client.get_address()
+
+    def submit(self, request: Request) -> str:
+        """Upload the folder and start the job; returns its submission id.
+
+        Raises ConfigError where the same run is alive already, RunFailed where the server cannot take the job.
+        """
+        earlier = self._submissions_of(request.run)
+        if alive := [one.submission_id for one in earlier if not one.status.is_terminal()]:
+            raise ConfigError(f"this run is alive as {alive[0]}; follow or stop that one, or wait until it has ended")
+        attempt = 1 + max((int((one.metadata or {})["fournee_attempt"]) for one in earlier), default=0)
+        submission = f"fournee-{request.run}-{attempt}"
+        try:
+            self._client.submit_job(
+                entrypoint=request.entrypoint,
+                submission_id=submission,
+                runtime_env=runtime_env(self._config, request),
+                metadata=_metadata(request, attempt),
+                entrypoint_num_cpus=self._config.driver_cpus or None,
+            )
+        except _OutOfReach as error:
+            if "already exists" in str(error):  # the server's own guard, in a stack trace
+                raise ConfigError(f"this run was submitted as {submission} at the same moment; follow that one") from None
+            raise RunFailed(f"{self.address} did not take the job, or could not say so: {error}") from None
+        return submission
+
+    def details(self, submission: str) -> JobDetails:
+        """What the server knows of a submission; raises UnknownSubmission where that is nothing."""
+        return self._patiently(lambda: self._client.get_job_info(submission))
+
+    def follow(self, submission: str, show: Callable[[str], None]) -> JobDetails:
+        """Show a job's log from its beginning to its end, each character once, and return how it ended.
+
+        Raises RunFailed where the server stays out of reach, or comes back without its jobs.
+        """
+        details = self.details(submission)
+        log = _Log(self._client, submission, show)
+        said = None
+        while True:
+            asyncio.run(log.tail(silence_s=self._config.poll_s))
+            try:
+                details = self.details(submission)
+            except UnknownSubmission:
+                raise RunFailed(f"{self.address} has lost {submission}: its cluster was started anew; submit again") from None
+            if details.status.is_terminal():
+                log.finish()
+                return details
+            if details.status == JobStatus.PENDING and details.message != said:
+                said = details.message
+                logger.info("%s is pending: %s", submission, said)
+            time.sleep(_PAUSE_S)
+
+    def stop(self, submission: str) -> JobDetails:
+        """Stop a job and wait until it has ended; raises RunFailed where it does not."""
+        details = self.details(submission)
+        if details.status.is_terminal():
+            return details
+        self._patiently(lambda: self._client.stop_job(submission))
+        environment = (details.runtime_env or {}).get("env_vars") or {}
+        limit_s = float(environment.get(STOP_WAIT_VARIABLE, _RAY_STOP_WAIT_S)) + _STOP_MARGIN_S
+        deadline = time.monotonic() + limit_s
+        while not (details := self.details(submission)).status.is_terminal():
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{submission} was told to stop and is {details.status} after {limit_s:.0f} s; stop it again")
+            time.sleep(_PAUSE_S)
+        return details
+
+    def _submissions_of(self, run: str) -> Sequence[JobDetails]:
+        jobs: list[JobDetails] = self._patiently(self._client.list_jobs)
+        return [job for job in jobs if (job.metadata or {}).get("fournee_run") == run]
+
+    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask until the server answers, or until patience ends; only for what may be asked twice."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(_OutOfReach),
+            wait=wait_exponential_jitter(initial=_PAUSE_S, max=_MAX_RETRY_S),
+            stop=stop_after_delay(self._config.patience_s),
+            before_sleep=lambda state: logger.info("%s is out of reach; trying again", self.address),
+            reraise=True,
+        )
+        try:
+            return retrying(ask)
+        except _OutOfReach as error:
+            raise RunFailed(
+                f"{self.address} is out of reach for patience_s={self._config.patience_s:g}, while the job may go on: {error}"
+            ) from None
+        except AuthenticationError as error:
+            raise ConfigError(_how_to_authenticate(error)) from None
+
+
+class _Log:
+    """A job's log, of which the server can only tell from the beginning, and what of it has been shown."""
+
+    def __init__(self, client: _Client, submission: str, show: Callable[[str], None]):
+        self._client = client
+        self._submission = submission
+        self._show = show
+        self._num_shown = 0  # characters
+
+    async def tail(self, silence_s: float) -> None:
+        """Show what comes until the connection ends, or is silent: a dead one may be silent for ever."""
+        try:
+            async with asyncio.timeout(silence_s) as limit:
+                position = 0
+                async for text in self._client.tail_job_logs(self._submission):
+                    self._show_from(position, text)
+                    position += len(text)
+                    limit.reschedule(asyncio.get_running_loop().time() + silence_s)
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # TimeoutError is an OSError
+            logger.debug("the log's connection ended: %r", error)
+
+    def finish(self) -> None:
+        """Show what is left of the log of a job that has ended."""
+        try:
+            self._show_from(0, self._client.get_job_logs(self._submission))
+        except (_OutOfReach, UnknownSubmission) as error:
+            logger.warning("the end of the log may be missing: %s", error)
+
+    def _show_from(self, position: int, text: str) -> None:
+        if fresh := text[max(0, self._num_shown - position) :]:
+            self._show(fresh)
+            self._num_shown = position + len(text)
+
+
+def exit_code(details: JobDetails) -> ExitCode:
+    """Our own exit code of a job that has ended: its driver's, where that is one of ours."""
+    match details.status:
+        case JobStatus.SUCCEEDED:
+            return ExitCode.OK
+        case JobStatus.STOPPED:
+            return ExitCode.STOPPED
+        case _:
+            ours = set(ExitCode) - {ExitCode.OK}
+            return ExitCode(details.driver_exit_code) if details.driver_exit_code in ours else ExitCode.FAILED
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return error if error.__context__ is None else _first_cause(error.__context__)
+
+
+def _metadata(request: Request, attempt: int) -> dict[str, str]:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"  # in a container, the user may have a number only
+    return {
+        "fournee_run": request.run,
+        "fournee_attempt": str(attempt),
+        "fournee_job": request.job,
+        "fournee_version": installed_versions(("fournee",)).get("fournee", "not installed"),
+        "user": user,
+    }
+
+
+def _address_in_words(config: SubmitConfig) -> str:
+    if config.address is not None:
+        return f"address={config.address}"
+    named = [f"{name}={os.environ[name]}" for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS") if os.environ.get(name)]
+    return named[0] if named else _DEFAULT_ADDRESS
+
+
+def _how_to_authenticate(error: AuthenticationError) -> str:
+    said = str(error).partition("\n")[0]
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return f"{said}; RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} keeps the token back: unset it"
+    return (
+        f"{said}; `ray get-auth-token` on the head node shows the cluster's token: put it into ~/.ray/auth_token here, "
+        "or into the variable RAY_AUTH_TOKEN, or name its file in RAY_AUTH_TOKEN_PATH"
+    )

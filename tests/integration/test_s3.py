@@ -1,0 +1,415 @@
+"""Runs on S3: a real server in a process of its own on loopback, and a gate before it that can refuse.
+
+The server is moto's: one small package for each of the server and its two web packages, from PyPI, up in two seconds. It
+checks signatures and keys, has buckets that do not exist, lists unfinished uploads and honours conditional writes, which is
+all that s3fs asks of S3. What it does not do is refuse for a while; the gate does that.
+"""
+
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from pipelines.storage import Folder, arrow_file_system
+from tests.integration.conftest import Done, Fournee
+from tests.unit.test_storage import (  # noqa: F401 - collected here too, with a folder on S3
+    test_a_block_that_raises_leaves_what_was_there_and_nothing_else,
+    test_a_created_file_appears_when_its_block_ends,
+    test_a_file_that_is_not_there_does_not_exist,
+    test_a_folder_is_empty_until_it_holds_more_than_a_killed_writer_left,
+    test_a_missing_folder_is_empty,
+    test_a_pickled_folder_is_the_same_place,
+    test_a_second_writer_replaces_the_file,
+    test_an_empty_file_is_a_file,
+    test_arrow_reads_what_a_folder_holds,
+    test_deleting_what_is_not_there_does_nothing,
+    test_names_are_the_sorted_files_of_one_folder,
+    test_names_leave_out_what_a_killed_writer_left,
+    test_names_see_what_another_process_has_just_written,
+    test_remove_deletes_the_folder_and_nothing_else,
+    test_removing_a_missing_folder_does_nothing,
+    test_what_was_written_is_read_back,
+)
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+BUCKET = "bucket"
+ALLOWED = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+
+Jsonl = Callable[..., Path]
+WaitUntil = Callable[[Callable[[], bool], "subprocess.Popen[str]"], None]
+
+
+class _Pump(socketserver.BaseRequestHandler):
+    """Carries one connection's bytes to the server and back."""
+
+    server: "_Listener"
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.target)) as other:
+            self.server.ends += [self.request, other]
+            there = threading.Thread(target=_copy, args=(self.request, other), daemon=True)
+            there.start()
+            _copy(other, self.request)
+            there.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while content := source.recv(2**16):
+            target.sendall(content)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:  # the gate was closed, or either side is gone
+        for end in (source, target):
+            end.close()
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, port: int, target: int):
+        self.target = target
+        self.ends: list[socket.socket] = []
+        super().__init__(("127.0.0.1", port), _Pump)
+
+
+class Gate:
+    """A port before the server's: while it is shut, connections break and new ones are refused."""
+
+    def __init__(self, target: int):
+        self._target = target
+        self._listener: _Listener | None = None
+        self.port = 0
+        self.open()
+
+    def open(self) -> None:
+        """Let connections through."""
+        self._listener = _Listener(self.port, self._target)
+        self.port = self._listener.server_address[1]
+        threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True).start()
+
+    def shut(self) -> None:
+        """Refuse all."""
+        assert self._listener is not None
+        self._listener.shutdown()
+        self._listener.server_close()
+        for end in self._listener.ends:
+            with suppress(OSError):  # it has ended by itself
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server, its gate, and what a user needs to get in."""
+
+    process: "subprocess.Popen[bytes]"
+    gate: Gate
+    environment: dict[str, str]
+
+    @property
+    def secret(self) -> str:
+        """What must never be printed or written."""
+        return self.environment["AWS_SECRET_ACCESS_KEY"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one bucket and one user, who alone is let in."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("s3") / "server.log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=subprocess.STDOUT
+    )
+    try:
+        key = _prepare(f"http://127.0.0.1:{port}", process)
+        gate = Gate(port)
+        yield Server(
+            process,
+            gate,
+            {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{gate.port}",
+                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",  # nothing outside loopback is asked for credentials
+                "AWS_CONFIG_FILE": "/dev/null",
+                "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            },
+        )
+        gate.shut()
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def _prepare(url: str, process: "subprocess.Popen[bytes]") -> dict[str, str]:
+    """Wait for the server, make a bucket and a user, and lock the door; returns the user's key."""
+    import botocore.session
+
+    def client(service: str) -> Any:
+        return botocore.session.get_session().create_client(
+            service, endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+        )
+
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(f"{url}/moto-api/")
+            break
+        except OSError:
+            assert process.poll() is None, "the server did not start"
+            time.sleep(0.1)
+    client("s3").create_bucket(Bucket=BUCKET)
+    iam = client("iam")
+    iam.create_user(UserName="user")
+    iam.put_user_policy(UserName="user", PolicyName="all", PolicyDocument=json.dumps(ALLOWED))
+    key: dict[str, str] = iam.create_access_key(UserName="user")["AccessKey"]
+    lock = urllib.request.Request(
+        f"{url}/moto-api/reset-auth", data=b"0", headers={"Content-Type": "text/plain"}, method="POST"
+    )
+    urllib.request.urlopen(lock)
+    return key
+
+
+@pytest.fixture(autouse=True)
+def credentials(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the user, in the environment, as everywhere; the server is in order whatever the last test did."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    """A folder in the bucket that does not exist yet."""
+    folder = Folder(f"s3://{BUCKET}{tmp_path}/run")
+    yield folder
+    folder.remove()
+
+
+@pytest.fixture(scope="module")
+def s3_cluster(server: Server) -> Iterator[str]:
+    """A Ray cluster whose nodes have the credentials in their environment: workers get no others."""
+    script = (
+        "import ray, sys; context = ray.init(address='local', include_dashboard=False, num_cpus=4, log_to_driver=False);"
+        "print(context.address_info['address'], flush=True); sys.stdin.read(); ray.shutdown()"
+    )
+    environment = {**os.environ, **server.environment}
+    head = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert head.stdin is not None and head.stdout is not None
+    address = head.stdout.readline().strip()
+    assert address, "the Ray cluster did not start"
+    yield address
+    head.stdin.close()
+    head.wait(60)
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """`fournee batch` with input and output in the bucket."""
+
+    fournee: Fournee
+    place: str
+
+    @property
+    def run_folder(self) -> Folder:
+        return Folder(f"s3://{BUCKET}/{self.place}/run")
+
+    def command(self, *more: str) -> list[str]:
+        return [
+            "engine=echo", "engine.rows_per_batch=10", "input=jsonl", f"input.path=s3://{BUCKET}/{self.place}/in/*.jsonl",
+            "input.id_column=id", "output=bucket", f"output.path={self.run_folder.url}", *more,
+        ]  # fmt: skip
+
+    def upload(self, count: int) -> list[str]:
+        """Put rows into two files; returns their ids."""
+        ids = [f"r{i:03d}" for i in range(count)]
+        lines = [json.dumps({"id": one, "prompt": f"{one} says hello"}) + "\n" for one in ids]
+        source = Folder(f"s3://{BUCKET}/{self.place}/in")
+        source.write("a.jsonl", "".join(lines[: count // 3]).encode())
+        source.write("b.jsonl", "".join(lines[count // 3 :]).encode())
+        return ids
+
+    def start(self, *more: str) -> "subprocess.Popen[str]":
+        return self.fournee.start(*self.command(*more))
+
+    def run(self, *more: str) -> Done:
+        return self.fournee.run(*self.command(*more))
+
+    def table(self) -> pa.Table:
+        """All rows of the run, read as a user would read them."""
+        fs = self.run_folder.fs
+        fs.invalidate_cache()
+        return ds.dataset(self.run_folder.path("results"), filesystem=arrow_file_system(fs)).to_table()
+
+    def files(self) -> list[str]:
+        """Every file of the run."""
+        self.run_folder.fs.invalidate_cache()
+        return [path.removeprefix(f"{self.run_folder.path()}/") for path in self.run_folder.fs.find(self.run_folder.path())]
+
+
+@pytest.fixture
+def bucketed(s3_cluster: str, tmp_path: Path) -> Bucketed:
+    return Bucketed(Fournee(tmp_path / "run", s3_cluster), tmp_path.name)
+
+
+def check_exactly_once(bucketed: Bucketed, ids: list[str]) -> None:
+    rows = bucketed.table().to_pylist()
+    assert sorted(row["id"] for row in rows) == ids
+    assert {row["id"]: row["text"] for row in rows} == {one: f"{one} says hello" for one in ids}
+    assert bucketed.run_folder.exists("_SUCCESS")
+    assert [name for name in bucketed.files() if "tmp" in name] == []
+
+
+def test_a_run_from_bucket_to_bucket_answers_every_row_and_shows_no_secret(bucketed: Bucketed, server: Server) -> None:
+    ids = bucketed.upload(95)
+    done = bucketed.run("output.openai=true")
+    assert done.code == 0, done.err
+    check_exactly_once(bucketed, ids)
+    assert {"run.json", "plan/plan.parquet", "stats/summary.json", "openai/output.jsonl"} <= set(bucketed.files())
+    contents = [bucketed.run_folder.read(name) for name in bucketed.files()]
+    assert not any(server.secret.encode() in content for content in contents)
+    assert server.secret not in done.out + done.err
+
+    again = bucketed.run("output.openai=true")
+    assert again.code == 0, again.err
+    assert "is finished; nothing to do" in again.err
+
+
+def test_a_driver_killed_on_s3_and_rerun_loses_and_repeats_nothing(bucketed: Bucketed, wait_until: WaitUntil) -> None:
+    ids = bucketed.upload(200)
+    process = bucketed.start("engine.seconds_per_token=0.5")
+    wait_until(lambda: len(bucketed.run_folder.names("results")) >= 3, process)
+    process.kill()
+    process.communicate()
+    survived = {
+        name: bucketed.run_folder.fs.info(bucketed.run_folder.path(f"results/{name}"))["ETag"]
+        for name in bucketed.run_folder.names("results")
+    }
+    assert 3 <= len(survived) < 21
+
+    done = bucketed.run()
+    assert done.code == 0, done.err
+    check_exactly_once(bucketed, ids)
+    now = {name: bucketed.run_folder.fs.info(bucketed.run_folder.path(f"results/{name}"))["ETag"] for name in survived}
+    assert now == survived, "a batch that was committed was answered again"
+    assert json.loads(bucketed.run_folder.read("stats/summary.json"))["num_attempts"] == 2
+
+
+def test_storage_that_refuses_and_then_stalls_in_mid_run_is_waited_for(
+    bucketed: Bucketed, server: Server, wait_until: WaitUntil
+) -> None:
+    ids = bucketed.upload(200)
+    process = bucketed.start("engine.seconds_per_token=0.5", "output.patience_s=120")
+    try:
+        wait_until(lambda: len(bucketed.run_folder.names("results")) >= 2, process)
+        server.gate.shut()
+        time.sleep(12)
+        server.gate.open()
+        count = len(bucketed.run_folder.names("results"))
+        wait_until(lambda: len(bucketed.run_folder.names("results")) > count, process)
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    check_exactly_once(bucketed, ids)
+    said = out + err
+    assert "Could not connect to the endpoint URL" in said and "trying again for up to 120 s (output.patience_s)" in said
+    assert "the storage answers again, after" in said
+    assert json.loads(bucketed.run_folder.read("stats/summary.json"))["num_deaths"] == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "bucket", "reason"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "a-secret-that-is-wrong"}, BUCKET, "PermissionError"),
+        ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWNUNKNOWN00"}, BUCKET, "PermissionError"),
+        ({"AWS_ACCESS_KEY_ID": None}, BUCKET, "credentials"),
+        ({}, "no-such-bucket", "bucket does not exist"),
+        ({}, "No_Bucket!", "Invalid bucket name"),
+    ],
+    ids=["wrong secret", "wrong key", "no credentials", "no bucket", "bad name"],
+)
+def test_storage_that_refuses_for_good_is_a_bad_setting_and_shows_no_secret(
+    bucketed: Bucketed,
+    server: Server,
+    jsonl: Jsonl,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str | None],
+    bucket: str,
+    reason: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    path = f"s3://{bucket}/{bucketed.place}/run"
+    done = bucketed.run(f"input.path={jsonl([{'id': 'a', 'prompt': 'hello'}])}", f"output.path='{path}'")
+    assert done.code == 2, done.err
+    assert f"output.path={path} cannot be used: " in done.err and reason in done.err and "check the bucket's name" in done.err
+    assert "Traceback" not in done.err
+    for secret in (server.secret, "a-secret-that-is-wrong"):
+        assert secret not in done.out + done.err
+
+
+def test_a_file_larger_than_one_put_appears_whole_and_leaves_no_unfinished_upload(folder: Folder) -> None:
+    block = os.urandom(2**20)
+    with folder.create("spool/large.parquet") as file:
+        for _ in range(101):
+            file.write(block)
+        assert not folder.exists("spool/large.parquet")
+    assert folder.fs.info(folder.path("spool/large.parquet"))["size"] == 101 * 2**20
+    assert folder.fs.cat_file(folder.path("spool/large.parquet"), start=100 * 2**20, end=101 * 2**20) == block
+    assert folder.fs.list_multipart_uploads(BUCKET) == []
+
+
+def test_a_finished_run_sweeps_the_unfinished_uploads_of_its_own_folder(folder: Folder) -> None:
+    _, key, _ = folder.fs.split_path(folder.path())
+    for name in (f"{key}/openai/output.jsonl", f"{key}-2/openai/output.jsonl"):
+        folder.fs.call_s3("create_multipart_upload", Bucket=BUCKET, Key=name)
+    folder.sweep("spool")
+    assert len(folder.fs.list_multipart_uploads(BUCKET)) == 2
+    folder.sweep("openai")
+    (left,) = folder.fs.list_multipart_uploads(BUCKET)
+    assert left["Key"] == f"{key}-2/openai/output.jsonl"
+    folder.fs.abort_mpu(BUCKET, left["Key"], left["UploadId"])
+
+
+def test_an_empty_file_that_marks_a_folder_is_no_file_in_it(folder: Folder) -> None:
+    folder.fs.call_s3("put_object", Bucket=BUCKET, Key=folder.fs.split_path(f"{folder.path()}/")[1], Body=b"")
+    assert folder.is_empty()
+    assert folder.names() == []
+
+
+def test_a_server_that_never_answers_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    impatient = {"config_kwargs": {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}}  # seconds, not minutes
+    monkeypatch.setitem(fsspec.config.conf, "s3", impatient)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match=r"run\.json: .*Timeout.*given up after 0.1 s \(output.patience_s\)"):
+            Folder(f"s3://{BUCKET}{tmp_path}/run", patience_s=0.1).read("run.json")
+    finally:
+        server.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,346 @@
+"""`fournee submit` against the job server of a real `ray start --head` that wants a token."""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.dataset as ds
+import pytest
+
+from tests.integration.conftest import Done
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running head, and the surroundings of a user who may use it."""
+
+    folder: Path
+    address: str
+    token_file: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        own = {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "RAY_API_SERVER_ADDRESS": self.address,
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "COLUMNS": "160",
+        }
+        foreign = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+        return {**{name: value for name, value in os.environ.items() if name not in foreign}, **own, **more}
+
+    def start(self, *arguments: str, cwd: Path = ROOT, **more: str) -> "subprocess.Popen[str]":
+        """Give a command and leave it running."""
+        command = [sys.executable, "-m", "jobs.cli", "submit", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=self.environment(**more))
+
+    def submit(self, *arguments: str, cwd: Path = ROOT, **more: str) -> Done:
+        """Give a command and wait for its end."""
+        return finished(self.start(*arguments, cwd=cwd, **more))
+
+    def uploaded(self, name: str) -> set[str]:
+        """What lies in the one uploaded folder that holds a file of this name."""
+        found = [path.parent for path in self.folder.glob(f"r/session_2*/runtime_resources/working_dir_files/*/{name}")]
+        (place,) = found
+        return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def finished(process: "subprocess.Popen[str]") -> Done:
+    out, err = process.communicate(timeout=180)
+    return Done(process.returncode, out, err)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head with token authentication, in a folder with a short name: Unix sockets allow 107 characters."""
+    folder = Path(tempfile.mkdtemp(prefix="fs"))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    cluster = Cluster(folder, f"http://127.0.0.1:{ports['dashboard-port']}", folder / "token")
+    cluster.token_file.write_text(secrets.token_hex(32))
+    command = [str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats", f"--temp-dir={folder / 'r'}"]
+    command += [f"--{name}={port}" for name, port in ports.items()]
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--num-cpus=4", f"--object-store-memory={200 * 2**20}"]
+    with (folder / "head.log").open("w") as log:
+        head = psutil.Popen(command, stdout=log, stderr=log, env=cluster.environment(RAY_API_SERVER_ADDRESS=""))
+    try:
+        wait_for(lambda: head.is_running() and "job server" if answers(ports["dashboard-port"]) else "", 120)
+        yield cluster
+    finally:
+        ours = [head, *head.children(recursive=True)]
+        for signal_name in ("terminate", "kill"):  # the head leaves some of them behind where it is only terminated
+            for process in ours:
+                if process.is_running():
+                    getattr(process, signal_name)()
+            _, ours = psutil.wait_procs(ours, timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(look: Callable[[], Any], timeout_s: float = 90) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+    return found
+
+
+def write_rows(path: Path, *prompts: str) -> Path:
+    path.write_text("".join(json.dumps({"id": f"r{i:03d}", "prompt": text}) + "\n" for i, text in enumerate(prompts)))
+    return path
+
+
+def job(rows: Path, output: Path, *more: str) -> list[str]:
+    return [
+        "batch", "engine=echo", "engine.rows_per_batch=10", "input=jsonl", f"input.path={rows}", "input.id_column=id",
+        "cluster.cpus_per_worker=1", f"output.path={output}", *more,
+    ]  # fmt: skip
+
+
+def texts(output: Path) -> list[tuple[str, str]]:
+    table = ds.dataset(output / "results").to_table(columns=["id", "text"])
+    return sorted(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+
+
+TEMPLATE = """It's {{ prompt }}, "quoted", a=b, [c,d], {e: f}, \\${HOME} $HOME `id` * ~ é; & | < # !"""
+SAID = """It's ROW, "quoted", a=b, [c,d], {e: f}, ${HOME} $HOME `id` * ~ é; & | < # !"""
+
+
+def test_a_job_runs_from_a_folder_of_yaml_with_its_arguments_unharmed_and_is_followed_to_its_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    (folder / "my_conf/sampling").mkdir(parents=True)
+    greedy = (ROOT / "conf/sampling/greedy.yaml").read_text()
+    (folder / "my_conf/sampling/mine.yaml").write_text(greedy.replace("max_tokens: 128", "max_tokens: 77 "))
+    for name, text in {
+        "notes.txt": "",
+        "big.bin": "",
+        "secret.env": "",
+        ".gitignore": "secret.env",
+        ".rayignore": "*.bin",
+    }.items():
+        (folder / name).write_text(text)
+    (folder / "data").mkdir()
+    rows = write_rows(folder / "data/rows.jsonl", *(f"row {i}" for i in range(30)))
+    quoted = TEMPLATE.replace('"', '\\"')
+    more = ["--config-dir", "my_conf", "sampling=mine", "input.prompt_column=null", f'prompt.template="{quoted}"']
+    done = cluster.submit("--", *job(rows, tmp_path / "run", *more), cwd=folder)
+
+    assert done.code == 0, done.err + done.out
+    assert texts(tmp_path / "run") == [(f"r{i:03d}", SAID.replace("ROW", f"row {i}")) for i in range(30)]
+    assert json.loads((tmp_path / "run/run.json").read_text())["config"]["sampling"]["max_tokens"] == 77
+    assert f"{folder}: 4 files, 0.0 MiB to upload" in done.err
+    assert cluster.uploaded("notes.txt") == {"notes.txt", "my_conf/sampling/mine.yaml", ".gitignore", ".rayignore"}
+    submission = re.search(r"submitted (fournee-run-[0-9a-f]{8}-1) to", done.err)
+    assert submission is not None
+    assert f"{submission[1]} has ended: SUCCEEDED, exit code 0" in done.err
+    assert done.out.count("30: 30 ok, 0 failed") == done.out.count("Running entrypoint for job") == 1
+
+    again = cluster.submit("logs", submission[1])
+    assert (again.code, again.out) == (0, done.out)
+    stopped = cluster.submit("stop", submission[1])
+    assert stopped.code == 0 and "SUCCEEDED" in stopped.out
+
+
+def test_variables_reach_the_job_by_name_and_are_never_shown(cluster: Cluster) -> None:
+    done = cluster.submit("pass_env=[HF_TOKEN]", 'env_vars.HF_HUB_OFFLINE="1"', "--", "doctor", HF_TOKEN="hf_s3cr3t")
+    assert done.code == 0, done.err + done.out
+    assert re.search(r"HF_TOKEN +set, HF_HUB_OFFLINE 1|HF_TOKEN set", done.out)
+    assert "hf_s3cr3t" not in done.out + done.err
+
+
+def test_more_failed_rows_than_allowed_is_the_exit_code_of_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", *["say NO", *["fine"] * 19])
+    done = cluster.submit("--", *job(rows, tmp_path / "run", "engine.refuse_text=NO"))
+    assert done.code == 3, done.err + done.out
+    assert re.search(r"has ended: FAILED, exit code 3$", done.err, re.MULTILINE)
+
+
+def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    output, count = tmp_path / "run", 400
+    rows = write_rows(tmp_path / "rows.jsonl", *(f"row {i}" for i in range(count)))
+    slow = job(rows, output, "engine.seconds_per_token=0.3", "cluster.drain_s=5")
+    left = cluster.submit("--no-wait", "stop_wait_s=30", "--", *slow)
+    submission = left.out.strip()
+    assert left.code == 0 and re.fullmatch(r"fournee-run-[0-9a-f]{8}-1", submission), left.err
+    for action in ("logs", "status", "stop"):
+        assert f"fournee submit {action} {submission}" in left.err
+
+    follower = cluster.start("logs", submission)
+    interrupted = cluster.start("logs", submission)
+    wait_for(lambda: len(list(output.glob("results/part-*.parquet"))) >= 2)
+
+    second = cluster.submit("--", *slow, "cluster.workers=2")
+    assert second.code == 2
+    assert f"this run is alive as {submission}" in second.err
+    status = cluster.submit("status", submission)
+    assert status.code == 0
+    for said in ("RUNNING", "attempt", os.environ.get("USER", "")):
+        assert said in status.out
+    interrupted.send_signal(signal.SIGINT)
+    interruption = finished(interrupted)
+    assert interruption.code == 130
+    assert f"{submission} goes on" in interruption.err
+
+    stopped = cluster.submit("stop", submission)
+    assert stopped.code == 0, stopped.err
+    assert "STOPPED" in stopped.out
+    followed = finished(follower)
+    assert followed.code == 4, followed.err
+    assert f"{submission} has ended: STOPPED, exit code 4" in followed.err
+    survived = len(list(output.glob("results/part-*.parquet")))
+    assert 2 <= survived < count / 10
+
+    resumed = cluster.submit("--", *job(rows, output))
+    assert resumed.code == 0, resumed.err + resumed.out
+    assert f"submitted {submission[:-1]}2 to" in resumed.err
+    done_rows = re.search(r"in \d+ batches, (\d+) rows done", resumed.out)
+    assert done_rows is not None and int(done_rows[1]) >= 20
+    assert texts(output) == [(f"r{i:03d}", f"row {i}") for i in range(count)]
+
+
+def test_plain_ray_job_submit_works_too(cluster: Cluster, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", "it's", "so")
+    arguments = job(rows, tmp_path / "run", "cluster=job", "prompt.system='a, b'")[1:]
+    done = subprocess.run(
+        [BIN / "ray", "job", "submit", "--working-dir", ".", "--", "python", "jobs/batch.py", *arguments],
+        cwd=ROOT, env=cluster.environment(RAY_AUTH_MODE="token"), capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert texts(tmp_path / "run") == [("r000", "it's"), ("r001", "so")]
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"RAY_AUTH_TOKEN_PATH": ""}, "Missing authentication token; `ray get-auth-token` on the head node"),
+    ({"RAY_AUTH_TOKEN": "0" * 64}, "Invalid authentication token; `ray get-auth-token` on the head node"),
+    ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE=disabled keeps the token back: unset it"),
+])  # fmt: skip
+def test_a_token_that_is_missing_or_wrong_is_said_with_the_way_out(
+    more: dict[str, str], said: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    done = cluster.submit("status", "x", cwd=tmp_path, HOME=str(tmp_path), **more)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_a_submission_that_does_not_exist_is_said(cluster: Cluster) -> None:
+    for action in ("status", "stop", "logs"):
+        done = cluster.submit(action, "fournee-x-1")
+        assert done.code == 2
+        assert "fournee-x-1 does not exist" in done.err
+
+
+class Link:
+    """A way to the job server that can be cut: connections end after so many bytes, or are not taken."""
+
+    def __init__(self, server: str):
+        self._target = ("127.0.0.1", int(server.rpartition(":")[2]))
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self.cut_after: int | None = None
+        self.num_cut = 0
+        self._is_open = True
+        self._carried: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Drop what is carried, and take no more."""
+        self._is_open = False
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        for one in self._carried:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while self._is_open:
+            try:
+                client, _ = self._door.accept()
+            except OSError:
+                return
+            self._carried.append(client)
+            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as server:
+            request = client.recv(65536)
+            server.sendall(request)
+            left = self.cut_after if b"/logs/tail" in request else None
+            threading.Thread(target=self._pump, args=(client, server), daemon=True).start()
+            self._pump(server, client, left)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, left: int | None = None) -> None:
+        with suppress(OSError):  # the other end is gone
+            while data := source.recv(65536):
+                if left is not None and len(data) >= left:
+                    sink.sendall(data[:left])
+                    self.num_cut += 1
+                    break
+                left = None if left is None else left - len(data)
+                sink.sendall(data)
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def start_talker(cluster: Cluster, name: str, seconds: float) -> None:
+    """Start a job that writes a line every tenth of a second."""
+    talk = f"import time; [(print('line', i, 'x' * 40), time.sleep(0.1)) for i in range({int(seconds * 10)})]"
+    subprocess.run(
+        [BIN / "ray", "job", "submit", "--no-wait", "--submission-id", name, "--", "python", "-c", talk],
+        env=cluster.environment(RAY_AUTH_MODE="token"), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+
+def test_the_log_survives_dropped_connections_without_a_line_lost_or_repeated(cluster: Cluster) -> None:
+    start_talker(cluster, "talker", seconds=12)
+    with closing(Link(cluster.address)) as link:
+        link.cut_after = 3000
+        done = cluster.submit("logs", "talker", "poll_s=2", RAY_API_SERVER_ADDRESS=link.address)
+        assert link.num_cut >= 2
+    assert done.code == 0, done.err
+    assert [int(n) for n in re.findall(r"^line (\d+) x{40}$", done.out, re.MULTILINE)] == list(range(120))
+
+
+def test_a_job_server_that_stays_away_ends_the_following_and_not_the_job(cluster: Cluster) -> None:
+    start_talker(cluster, "lonely", seconds=15)
+    link = Link(cluster.address)
+    follower = cluster.start("logs", "lonely", "poll_s=1", "patience_s=3", RAY_API_SERVER_ADDRESS=link.address)
+    assert follower.stdout is not None
+    assert any(line.startswith("line 5 ") for line in follower.stdout)
+    link.close()
+    done = finished(follower)
+    assert done.code == 1
+    assert f"{link.address} is out of reach for patience_s=3, while the job may go on" in done.err
+    assert cluster.submit("logs", "lonely").code == 0

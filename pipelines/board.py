@@ -4,8 +4,6 @@ An actor of its own, because Ray Data gives a driver no way to speak to the acto
 """
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipelines.lifeline import Order
 
 _PATIENCE_S = 10.0
+_KILL_S = 30.0  # a process of Ray's must start for it: three seconds on a node with nothing to do
 _SUMMED = ("num_rows", "num_failed", "num_output_tokens")
 
 
@@ -43,6 +42,7 @@ class _Board:
         self._totals = dict.fromkeys(_SUMMED, 0)
         self._committers: set[str] = set()
         self._last_sign_s: dict[Life, float] = {}
+        self._seen: set[str] = set()
         self._drained: set[str] = set()
         self._is_stopping = False
         self._leaving: frozenset[str] = frozenset()
@@ -54,10 +54,13 @@ class _Board:
             self._totals[name] += numbers[name]
 
     async def alive(self, life: Life) -> None:
-        self._last_sign_s[life] = time.monotonic()
+        self._seen.add(life.worker)
+        if life.worker not in self._drained:
+            self._last_sign_s[life] = time.monotonic()
 
     async def drained(self, worker: str) -> None:
         self._drained.add(worker)
+        self._last_sign_s = {life: last for life, last in self._last_sign_s.items() if life.worker != worker}
 
     async def order(self, node_id: str) -> Order:
         async with self._orders:
@@ -78,11 +81,11 @@ class _Board:
         return {**self._totals, "num_workers": len(self._committers)}
 
     async def num_seen(self) -> int:
-        return len(self._last_sign_s)
+        return len(self._seen)
 
     async def num_busy(self, within_s: float) -> int:
         now = time.monotonic()
-        return sum(now - last <= within_s and life.worker not in self._drained for life, last in self._last_sign_s.items())
+        return sum(now - last <= within_s for last in self._last_sign_s.values())
 
     async def silent(self, limit_s: float) -> list[Life]:
         now = time.monotonic()
@@ -112,8 +115,8 @@ class Board:
         self._actor.alive.remote(Life(worker, node_id, process.pid, process.create_time()))
 
     def drained(self, worker: str) -> None:
-        """Say that nothing is left to commit. Does not wait."""
-        self._actor.drained.remote(worker)
+        """Say that nothing is left to commit, and that no more signs of life are to be expected."""
+        ray.wait([self._actor.drained.remote(worker)], timeout=_PATIENCE_S)
 
     def order(self) -> Order | None:
         """Wait for an order; None where the driver is gone, which ends this process too."""
@@ -131,7 +134,7 @@ class Board:
         return totals
 
     def num_seen(self) -> int:
-        """How many workers have ever given a sign of life, but for those that fell silent."""
+        """How many workers have ever given a sign of life."""
         num_seen: int = _wait(self._actor.num_seen.remote())
         return num_seen
 
@@ -163,12 +166,24 @@ def _wait(answer: Any) -> Any:
         raise BoardLost(str(error).strip().partition("\n")[0]) from None
 
 
-def end(life: Life) -> None:
-    """End a worker's process, whatever state it is in, by a task on its node. Does not wait."""
+def end(life: Life) -> bool:
+    """End a worker's process, whatever state it is in, by a task on its node; returns whether it was still there."""
     there = NodeAffinitySchedulingStrategy(life.node_id, soft=False)
-    ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=there).remote(life)
+    try:
+        was_there: bool = ray.get(
+            ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=there).remote(life), timeout=_KILL_S
+        )
+    except ray.exceptions.RayError:  # the node is gone, and the process with it
+        return False
+    return was_there
 
 
-def _kill(life: Life) -> None:
-    if psutil.pid_exists(life.pid) and psutil.Process(life.pid).create_time() == life.started_at_s:
-        os.kill(life.pid, signal.SIGKILL)
+def _kill(life: Life) -> bool:
+    try:
+        process = psutil.Process(life.pid)
+        if process.create_time() != life.started_at_s:
+            return False
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext
+from ray.data._internal.execution.execution_callback import ExecutionCallback
 
 from pipelines.board import Board, BoardLost
 from pipelines.config import BatchConfig
@@ -93,6 +94,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
     context.execution_no_progress_timeout_s = -1  # loading and queueing for GPUs may take longer than Ray's 30 minutes
     # Else the pool grows only within a share of the cluster that other jobs, also those that died minutes ago, leave to it.
     context.op_resource_reservation_enabled = False
+    context.custom_execution_callback_classes = [_Halt]
+    _Halt.is_due = False
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
     # A worker is handed no more shards than it works on, so the pool is never more than 100 % busy, where Ray would grow it.
     context.autoscaling_config.actor_pool_util_upscaling_threshold = _GROW_WHEN_BUSY
@@ -119,14 +122,18 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
         max_restarts=settings.worker_restarts,
         max_task_retries=-1,  # while a dead node is not yet known to be dead, each second costs a task one of them
     )
+    coming = _Coming(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
     try:
-        for summary in _watched(dataset.iter_batches(batch_size=None, batch_format="pyarrow"), check):
+        for summary in coming.watched(check):
             raise_failure(summary)
     except (Stopped, TooManyFailures) as stop:
         _drain(board, job.config, str(stop))
         raise
     except ray.exceptions.RayError as error:
         raise _explained(error, deaths(job.run, job.attempt)) from error
+    finally:
+        _Halt.is_due = True
+        coming.join(_SHUTDOWN_S)  # a thread that asks Ray for something after we have left it ends the process
 
 
 def draining_nodes() -> list[str]:
@@ -164,30 +171,47 @@ def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
     return max(1, min(enough, -(-len(sizes) // num_workers)))
 
 
-def _watched(items: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
-    """Yield items as they come, and call `check` now and then however long the next one takes."""
-    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+class _Coming:
+    """What Ray Data yields, fetched in a thread, so that the driver is free to look after other things meanwhile."""
 
-    def fetch() -> None:
-        try:
-            for item in items:
-                arrived.put((item, None))
-            arrived.put((None, StopIteration()))
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            arrived.put((None, error))
+    def __init__(self, items: Iterable[Any]):
+        self._items = items
+        self._arrived: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._fetch, name="fetch", daemon=True)
+        self._thread.start()
+        self.join = self._thread.join
 
-    threading.Thread(target=fetch, name="fetch", daemon=True).start()
-    while True:
-        check()
+    def watched(self, check: Callable[[], None]) -> Iterator[Any]:
+        """Yield items as they come, and call `check` now and then however long the next one takes."""
+        while True:
+            check()
+            try:
+                item, error = self._arrived.get(timeout=_CHECK_S)
+            except queue.Empty:
+                continue
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+
+    def _fetch(self) -> None:
         try:
-            item, error = arrived.get(timeout=_CHECK_S)
-        except queue.Empty:
-            continue
-        if isinstance(error, StopIteration):
-            return
-        if error is not None:
-            raise error
-        yield item
+            for item in self._items:
+                self._arrived.put((item, None))
+            self._arrived.put((None, StopIteration()))
+        except BaseException as error:  # noqa: BLE001 - raised again where the items are used
+            self._arrived.put((None, error))
+
+
+class _Halt(ExecutionCallback):  # type: ignore[misc]
+    """Ends the execution of this process, when it is due: Ray Data 2.60 has no other way than a step of it that fails."""
+
+    is_due = False
+
+    def on_execution_step(self, executor: Any) -> None:
+        if self.is_due:
+            raise RuntimeError("halted")
 
 
 def _explained(error: ray.exceptions.RayError, reasons: Sequence[str]) -> RunFailed:

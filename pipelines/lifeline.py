@@ -31,7 +31,7 @@ class Line(Protocol):
         """Wait for an order; None where there is nobody to give one any more."""
 
     def drained(self, worker: str) -> None:
-        """Say that nothing is left to commit."""
+        """Say that nothing is left to commit, and that no more signs of life are to be expected."""
 
 
 class Lifeline:
@@ -65,9 +65,9 @@ class Lifeline:
         self.order = self._line.order()
         while not is_idle():
             time.sleep(_DRAIN_POLL_S)
-        if self.order == "stop":
+        if self.order is not None:
             self._line.drained(self._worker)
-        elif self.order == "leave":
+        if self.order == "leave":
             logger.warning("worker %s leaves its node, which is to go", self._worker)
             heartbeat.beat()
             os._exit(1)  # no error, but Ray starts only those again that end with one

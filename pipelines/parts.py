@@ -45,7 +45,7 @@ def commit(run: Folder, table: pa.Table, statistics: dict[str, Any], compression
 
 def read_part(run: Folder, batch_id: int) -> pa.Table:
     """The rows of a part, with its statistics in their metadata."""
-    return pq.read_table(io.BytesIO(run.read(part_name(batch_id))))
+    return pq.read_table(pa.BufferReader(run.read(part_name(batch_id))))
 
 
 def statistics_in(part: pa.Table) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Plan:
     @classmethod
     def load(cls, run: Folder) -> "Plan":
         """Read the plan of a run."""
-        table = pq.read_table(io.BytesIO(run.read(PLAN_FILE)))
+        table = pq.read_table(pa.BufferReader(run.read(PLAN_FILE)))
         carried = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"carried"]))
         bad_files = tuple(BadFile(*bad) for bad in json.loads(table.schema.metadata[b"bad_files"]))
         return cls(table.cast(PLAN), carried, bad_files)

@@ -78,18 +78,16 @@ class Watch:
     def _look_at_nodes(self) -> None:
         draining = draining_nodes()
         self._head_answered = time.monotonic()
-        if draining != self._draining:
-            self._draining = draining
-            logger.warning("%d node(s) are about to go; their workers finish what is in their engines and move", len(draining))
+        if new := set(draining) - set(self._draining):
+            logger.warning("%d node(s) are about to go: their workers finish what is in their engines and move", len(new))
             self._board.leave(draining)
+        self._draining = draining
 
     def _look_at_workers(self) -> None:
         limit_s = self._settings.hang_timeout_s
         for life in self._board.silent(limit_s):
-            logger.error(
-                "worker %s has given no sign of life for %.0f s (cluster.hang_timeout_s): ending it", life.worker, limit_s
-            )
-            board.end(life)
+            if board.end(life):
+                logger.error("worker %s gave no sign of life for %.0f s (cluster.hang_timeout_s): ended", life.worker, limit_s)
         waited_s = time.monotonic() - self._started
         self._has_workers = self._has_workers or self._board.num_seen() > 0
         if not self._has_workers and waited_s > self._settings.start_timeout_s:

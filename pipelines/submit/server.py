@@ -1,19 +1,15 @@
-"""Ray's job server: submit, follow, stop, and go on where the connection drops."""
+"""What to ask of a job server: submit a job, follow it, stop it, and go on where the connection drops."""
 
 import asyncio
 import getpass
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
-import requests
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.job_submission import JobDetails, JobStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from pipelines.config import SubmitConfig
@@ -21,16 +17,10 @@ from pipelines.config.submit import STOP_WAIT_VARIABLE
 from pipelines.errors import ConfigError, ExitCode, RunFailed
 from pipelines.machine import installed_versions
 from pipelines.submit import Request, runtime_env
+from pipelines.submit.client import JobClient, OutOfReach, UnknownSubmission, connect, how_to_authenticate
 
 logger = logging.getLogger(__name__)
 
-# Each step of an upload, what Ray leaves out of it, each end of a connection, and that there is a token.
-_CHATTY = (
-    "dashboard.modules.dashboard_sdk", "_private.runtime_env.working_dir", "dashboard.modules.job.sdk",
-    "_private.authentication",
-)  # fmt: skip
-_DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-_TIMEOUT_S = (10.0, 120.0)  # to connect, and to answer: a large upload takes the server a while to store
 _PAUSE_S = 1.0  # between two looks at the job, and at least between two connections
 _MAX_RETRY_S = 30.0
 _STOP_MARGIN_S = 60.0  # beyond what the job itself may take to stop
@@ -39,52 +29,13 @@ _RAY_STOP_WAIT_S = 3  # Ray's own default
 _Answer = TypeVar("_Answer")
 
 
-class UnknownSubmission(ConfigError):
-    """The job server knows no such submission."""
-
-
-class _OutOfReach(RuntimeError):
-    """The job server did not answer, or not with an answer."""
-
-
-class _Client(JobSubmissionClient):  # type: ignore[misc]
-    """Ray's client with a time limit and with kinds of errors, through the two methods that all its requests share."""
-
-    def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
-        try:
-            response: requests.Response = super()._do_request(method, endpoint, timeout=_TIMEOUT_S, **kwargs)
-        except requests.RequestException as error:
-            raise _OutOfReach(str(_first_cause(error))) from None
-        return response
-
-    def _raise_error(self, r: requests.Response) -> None:
-        if r.status_code == HTTPStatus.NOT_FOUND:
-            raise UnknownSubmission(r.text)
-        if r.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise RunFailed(f"the job server refuses: {r.text.strip()}")
-        raise _OutOfReach(f"it answered with status {r.status_code}: {r.text.strip()}")
-
-
 class JobServer:
     """The job server of one cluster."""
 
     def __init__(self, config: SubmitConfig):
         """Connect; raises ConfigError where no job server answers, or where it refuses the token."""
         self._config = config
-        for name in _CHATTY:
-            logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
-        # The client sends a token only in this mode, and nothing sets it outside of a cluster.
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        if config.address is not None:
-            os.environ["RAY_API_SERVER_ADDRESS"] = config.address  # which the client puts above the address it is given
-        try:
-            self._client = _Client(config.address or _DEFAULT_ADDRESS)
-        except AuthenticationError as error:
-            raise ConfigError(_how_to_authenticate(error)) from None
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"no Ray job server answers at {_address_in_words(config)}: {error}; set address=http://<head node>:8265"
-            ) from None
+        self._client = connect(config)
         self.address: str = self._client.get_address()
 
     def submit(self, request: Request) -> str:
@@ -105,7 +56,7 @@ class JobServer:
                 metadata=_metadata(request, attempt),
                 entrypoint_num_cpus=self._config.driver_cpus or None,
             )
-        except _OutOfReach as error:
+        except (OutOfReach, RunFailed) as error:
             if "already exists" in str(error):  # the server's own guard, in a stack trace
                 raise ConfigError(f"this run was submitted as {submission} at the same moment; follow that one") from None
             raise RunFailed(f"{self.address} did not take the job, or could not say so: {error}") from None
@@ -159,7 +110,7 @@ class JobServer:
     def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask until the server answers, or until patience ends; only for what may be asked twice."""
         retrying = Retrying(
-            retry=retry_if_exception_type(_OutOfReach),
+            retry=retry_if_exception_type(OutOfReach),
             wait=wait_exponential_jitter(initial=_PAUSE_S, max=_MAX_RETRY_S),
             stop=stop_after_delay(self._config.patience_s),
             before_sleep=lambda state: logger.info("%s is out of reach; trying again", self.address),
@@ -167,18 +118,18 @@ class JobServer:
         )
         try:
             return retrying(ask)
-        except _OutOfReach as error:
+        except OutOfReach as error:
             raise RunFailed(
                 f"{self.address} is out of reach for patience_s={self._config.patience_s:g}, while the job may go on: {error}"
             ) from None
         except AuthenticationError as error:
-            raise ConfigError(_how_to_authenticate(error)) from None
+            raise ConfigError(how_to_authenticate(error)) from None
 
 
 class _Log:
     """A job's log, of which the server can only tell from the beginning, and what of it has been shown."""
 
-    def __init__(self, client: _Client, submission: str, show: Callable[[str], None]):
+    def __init__(self, client: JobClient, submission: str, show: Callable[[str], None]):
         self._client = client
         self._submission = submission
         self._show = show
@@ -200,7 +151,7 @@ class _Log:
         """Show what is left of the log of a job that has ended."""
         try:
             self._show_from(0, self._client.get_job_logs(self._submission))
-        except (_OutOfReach, UnknownSubmission) as error:
+        except (OutOfReach, UnknownSubmission) as error:
             logger.warning("the end of the log may be missing: %s", error)
 
     def _show_from(self, position: int, text: str) -> None:
@@ -221,10 +172,6 @@ def exit_code(details: JobDetails) -> ExitCode:
             return ExitCode(details.driver_exit_code) if details.driver_exit_code in ours else ExitCode.FAILED
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    return error if error.__context__ is None else _first_cause(error.__context__)
-
-
 def _metadata(request: Request, attempt: int) -> dict[str, str]:
     try:
         user = getpass.getuser()
@@ -237,20 +184,3 @@ def _metadata(request: Request, attempt: int) -> dict[str, str]:
         "fournee_version": installed_versions(("fournee",)).get("fournee", "not installed"),
         "user": user,
     }
-
-
-def _address_in_words(config: SubmitConfig) -> str:
-    if config.address is not None:
-        return f"address={config.address}"
-    named = [f"{name}={os.environ[name]}" for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS") if os.environ.get(name)]
-    return named[0] if named else _DEFAULT_ADDRESS
-
-
-def _how_to_authenticate(error: AuthenticationError) -> str:
-    said = str(error).partition("\n")[0]
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
-        return f"{said}; RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} keeps the token back: unset it"
-    return (
-        f"{said}; `ray get-auth-token` on the head node shows the cluster's token: put it into ~/.ray/auth_token here, "
-        "or into the variable RAY_AUTH_TOKEN, or name its file in RAY_AUTH_TOKEN_PATH"
-    )

@@ -72,10 +72,10 @@ def test_each_day_has_its_folder_and_a_repeated_night_changes_nothing(fournee: F
     assert SECRET not in "".join(one.out + one.err for one in done + again)
 
 
-def test_a_night_that_is_killed_and_one_that_is_stopped_say_so_and_the_next_ends_well(
+def test_a_night_that_is_killed_stopped_or_started_twice_says_so_and_the_next_ends_well(
     fournee: Fournee, jsonl: Jsonl, hook: Webhook, wait_until: WaitUntil
 ) -> None:
-    command = nightly("2026-11-30", jsonl(rows(400)), f"output.path={fournee.folder}")
+    command = nightly("2026-11-30", jsonl(rows(400)), f"output.path={fournee.folder}", "cluster.heartbeat_s=1")
     killed = fournee.start(*command, SLOW)
     wait_until(lambda: len(fournee.parts()) >= 2, killed)
     killed.kill()
@@ -85,6 +85,10 @@ def test_a_night_that_is_killed_and_one_that_is_stopped_say_so_and_the_next_ends
 
     stopped = fournee.start(*command, SLOW)
     wait_until(lambda: status(fournee.folder)["attempt"] == 2 and len(fournee.parts()) >= 10, stopped)
+    refused = fournee.run(*command)
+    assert refused.code == 1
+    assert f"another driver works on {fournee.folder}: attempt 2 on node " in refused.err
+    assert (status(fournee.folder)["status"], status(fournee.folder)["attempt"]) == ("running", 2)
     stopped.send_signal(signal.SIGTERM)
     out, err = stopped.communicate(timeout=120)
     assert stopped.returncode == 4, err
@@ -99,31 +103,32 @@ def test_a_night_that_is_killed_and_one_that_is_stopped_say_so_and_the_next_ends
     told = status(fournee.folder)
     assert (told["status"], told["attempt"], told["num_ok"], told["num_left"]) == ("success", 3, 400, 0)
     assert fournee.table()["id"].to_pylist() == [row["id"] for row in rows(400)]
-    assert [(message["status"], message["attempt"]) for message in hook.messages] == [("stopped", 2), ("success", 3)]
+    told_to_hook = [(message["status"], message["attempt"]) for message in hook.messages]
+    assert told_to_hook == [("failed", None), ("stopped", 2), ("success", 3)]
     assert {key: value for key, value in hook.messages[-1].items() if key != "text"} == told
-    assert SECRET not in out + err + done.out + done.err
+    assert SECRET not in out + err + refused.err + done.out + done.err
 
 
-def test_a_night_that_fails_says_why(fournee: Fournee, jsonl: Jsonl, hook: Webhook) -> None:
-    poisoned = [*rows(50), {"id": "poison", "prompt": "DIE"}]
-    dying = ["engine.die_text=DIE", "cluster.worker_restarts=0"]
-    done = fournee.run(*nightly("2026-11-30", jsonl(poisoned), f"output.path={fournee.folder}", *dying))
-    assert done.code == 1
-    told = status(fournee.folder)
-    assert (told["status"], told["exit_code"], told["num_rows"]) == ("failed", 1, 51)
-    assert told["num_left"] >= 1
-    assert "cluster.worker_restarts" in told["message"] and "\n" not in told["message"]
-    assert [message["text"].partition(": ")[2].partition(":")[0] for message in hook.messages] == ["failed (exit 1)"]
-    assert SECRET not in done.out + done.err
-
-
-def test_a_webhook_that_is_down_changes_nothing_but_a_warning(
+def test_a_night_that_fails_says_why_even_where_its_webhook_is_down(
     fournee: Fournee, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOURNEE_WEBHOOK_URL", f"http://127.0.0.1:1/{SECRET}")
-    done = fournee.run(*nightly("2026-11-30", jsonl(rows(10)), f"output.path={fournee.folder}"))
-    assert done.code == 0, done.err
-    assert "the webhook was not reached: ConnectionError" in done.err
+    command = nightly("2026-11-30", jsonl(rows(10)), f"output.path={fournee.folder}")
+    assert fournee.run(*command).code == 0
     assert status(fournee.folder)["status"] == "success"
-    assert SECRET not in done.out + done.err
+
+    foreign = fournee.folder / "results" / "part-00000099.parquet"
+    foreign.write_bytes(b"")
+    (fournee.folder / "_SUCCESS").unlink()
+    failed = fournee.run(*command)
+    assert failed.code == 1, failed.err
+    told = status(fournee.folder)
+    assert (told["status"], told["exit_code"], told["attempt"], told["num_left"]) == ("failed", 1, 2, 0)
+    assert "1 parts are in no plan" in told["message"] and "\n" not in told["message"]
+    assert "the webhook was not reached: ConnectionError" in failed.err
+    assert SECRET not in failed.out + failed.err
+
+    foreign.unlink()
+    assert fournee.run(*command).code == 0
+    assert status(fournee.folder)["status"] == "success"
     assert not [path for path in fournee.folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]

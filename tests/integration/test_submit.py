@@ -190,7 +190,7 @@ def test_more_failed_rows_than_allowed_is_the_exit_code_of_the_job(cluster: Clus
 def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     output, count = tmp_path / "run", 400
     rows = write_rows(tmp_path / "rows.jsonl", *(f"row {i}" for i in range(count)))
-    slow = job(rows, output, "engine.seconds_per_token=0.3", "cluster.drain_s=5")
+    slow = job(rows, output, "engine.seconds_per_token=0.5", "engine.max_num_seqs=10", "cluster.drain_s=5")
     left = cluster.submit("--no-wait", "stop_wait_s=30", "--", *slow)
     submission = left.out.strip()
     assert left.code == 0 and re.fullmatch(r"fournee-run-[0-9a-f]{8}-1", submission), left.err
@@ -252,6 +252,13 @@ def test_a_token_that_is_missing_or_wrong_is_said_with_the_way_out(
     done = cluster.submit("status", "x", cwd=tmp_path, HOME=str(tmp_path), **more)
     assert done.code == 2
     assert said in done.err
+
+
+def test_of_two_submissions_at_the_same_moment_one_is_refused(cluster: Cluster) -> None:
+    racers = [cluster.start("--no-wait", "--", "inspect", "s3://bucket/raced") for _ in range(2)]
+    done = sorted((finished(racer) for racer in racers), key=lambda one: one.code)
+    assert [one.code for one in done] == [0, 2], done
+    assert re.search(rf"this run (is alive|was submitted) as {done[0].out.strip()}", done[1].err)
 
 
 def test_a_submission_that_does_not_exist_is_said(cluster: Cluster) -> None:
@@ -334,7 +341,7 @@ def test_the_log_survives_dropped_connections_without_a_line_lost_or_repeated(cl
 
 
 def test_a_job_server_that_stays_away_ends_the_following_and_not_the_job(cluster: Cluster) -> None:
-    start_talker(cluster, "lonely", seconds=15)
+    start_talker(cluster, "lonely", seconds=600)
     link = Link(cluster.address)
     follower = cluster.start("logs", "lonely", "poll_s=1", "patience_s=3", RAY_API_SERVER_ADDRESS=link.address)
     assert follower.stdout is not None
@@ -343,4 +350,5 @@ def test_a_job_server_that_stays_away_ends_the_following_and_not_the_job(cluster
     done = finished(follower)
     assert done.code == 1
     assert f"{link.address} is out of reach for patience_s=3, while the job may go on" in done.err
-    assert cluster.submit("logs", "lonely").code == 0
+    assert "RUNNING" in cluster.submit("status", "lonely").out
+    assert "STOPPED" in cluster.submit("stop", "lonely").out

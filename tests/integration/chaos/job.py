@@ -18,8 +18,8 @@ from pipelines.errors import ExitCode
 from tests.integration.chaos.cluster import RayCluster
 
 _POLL_S = 0.05
-_MOST_ATTEMPTS = 40
-_SHOWN_BYTES = 6000
+_IN_VAIN = 4
+_SHOWN_BYTES = 4000
 
 
 class Broken(AssertionError):
@@ -55,14 +55,16 @@ class Job:
         self._driver: subprocess.Popen[bytes] | None = None
         self._killed: set[int] = set()
         self._num_started = 0
+        self._parts_at_start: list[int] = []
 
     # Drivers
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a driver beside those that run; what it says goes to a file, which never blocks."""
+        self._parts_at_start.append(self.num_parts())
+        if len(set(self._parts_at_start[-_IN_VAIN:])) == 1 and self.codes[-_IN_VAIN:] == [ExitCode.FAILED] * _IN_VAIN:
+            raise Broken(f"{_IN_VAIN} attempts have failed without a new part; the last said:\n{self.said()}")
         self._num_started += 1
-        if self._num_started > _MOST_ATTEMPTS:
-            raise Broken(f"not finished after {_MOST_ATTEMPTS} attempts; the last said:\n{self.said()}")
         with self._log(self._num_started).open("wb") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.cluster.environment

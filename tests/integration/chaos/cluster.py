@@ -58,7 +58,9 @@ class RayCluster:
         self._start()
 
     def kill(self) -> None:
-        """Kill all of it at once, the head included."""
+        """Kill all of it at once, the head included, unless it is gone already."""
+        if self._host.poll() is not None:
+            return
         processes = psutil.Process(self._host.pid).children(recursive=True)
         self._host.kill()
         for process in processes:
@@ -67,8 +69,7 @@ class RayCluster:
 
     def close(self) -> None:
         """End it."""
-        if self._host.poll() is None:
-            self.kill()
+        self.kill()
 
     def _start(self) -> None:
         self._host = subprocess.Popen(

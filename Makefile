@@ -9,7 +9,7 @@ UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint lock clean
+.PHONY: help setup demo test chaos lint lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -37,6 +37,10 @@ demo: $(READY)  ## answer the 64 demo prompts with the embedded model
 test: lint  ## run all checks and all tests
 	$(call say,running the tests; about twenty minutes on two cores)
 	@$(BIN)/pytest
+
+chaos: $(READY)  ## break runs 200 times at random and count every row; ARGS='--seed 7' plays the same again
+	$(call say,breaking runs 200 times; about an hour on two cores)
+	@$(BIN)/python -m tests.integration.chaos $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(call say,checking style and types)

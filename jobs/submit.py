@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +20,9 @@ from pipelines.errors import ConfigError, ExitCode, RunFailed
 from pipelines.parse import parse_submit
 from pipelines.submit import Call, prepare
 from pipelines.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from pipelines.submit.server import JobServer
 
 _EXAMPLES = """examples:
   fournee submit -- batch input.path=s3://bucket/rows.parquet input=parquet output.path=s3://bucket/run
@@ -92,7 +95,7 @@ def _act(config: SubmitConfig, action: str, *ids: str, has_job: bool) -> int:
     return ExitCode.OK
 
 
-def _follow(server: Any, config: SubmitConfig, submission: str) -> int:
+def _follow(server: "JobServer", config: SubmitConfig, submission: str) -> int:
     from pipelines.submit.server import exit_code
 
     try:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from pipelines.config import BatchConfig, Device, VllmEngineConfig
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
+
+_TYPE = "accelerator_type:"  # what Ray puts before the type in the name of a node's resource
+_TYPE_SHARE = 0.001  # what Ray asks of that resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,75 @@ def check_fits(config: BatchConfig, placement: Placement, resources: Mapping[str
                 f"cluster.workers={workers} need {amount:g} {name}s and this cluster has {resources.get(name, 0):g}; "
                 "lower cluster.workers or cluster.cpus_per_worker, or set engine.device=cpu"
             )
+
+
+def check_room(
+    config: BatchConfig, placement: Placement, nodes: Sequence[Mapping[str, float]], *, can_grow: bool
+) -> str | None:
+    """Compare the workers with what each node of the cluster has; return what there is to wait for, if anything.
+
+    Raises ConfigError where the cluster cannot grow, since Ray would wait for ever. `cluster.max_workers` needs no room: a
+    job grows into what there is.
+    """
+    workers = config.cluster.workers
+    each = _resources_of_a_worker(config, placement)
+    room = sum(_num_that_fit(each, node) for node in nodes)
+    if room >= workers:
+        return None
+    asked = f"cluster.workers={workers} need {_named(each)} each, on one node"
+    has = f"this cluster has room for {room}: {_inventory(nodes)}"
+    if not can_grow:
+        raise ConfigError(f"{asked}, and {has}; {_way_out(config, each, nodes)}")
+    if room:
+        return f"{asked}; {has}; the job starts with these"
+    return f"{asked}; {has}; waiting for the first, for at most cluster.start_timeout_s={config.cluster.start_timeout_s:g}"
+
+
+def _resources_of_a_worker(config: BatchConfig, placement: Placement) -> dict[str, float]:
+    """What Ray must find together on one node."""
+    each = {"CPU": config.cluster.cpus_per_worker}
+    if placement.device == "gpu":
+        each["GPU"] = placement.num_accelerators
+    if config.cluster.accelerator_type is not None:
+        each[_TYPE + config.cluster.accelerator_type] = _TYPE_SHARE
+    return each
+
+
+def _num_that_fit(each: Mapping[str, float], node: Mapping[str, float]) -> int:
+    return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in each.items())  # as a float, 0.3 / 0.1 is below 3
+
+
+def _way_out(config: BatchConfig, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """The setting to change: the one that no node can meet, else the number of workers."""
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in each}
+    for name, amount in each.items():
+        if amount <= most[name]:
+            continue
+        if name.startswith(_TYPE):
+            return f"no node has cluster.accelerator_type={config.cluster.accelerator_type}; null takes any"
+        if name == "CPU":
+            return "lower cluster.cpus_per_worker"
+        if most[name]:
+            return "lower engine.kwargs.tensor_parallel_size or engine.kwargs.pipeline_parallel_size"
+        return "add a node with GPUs, or install a CPU build of vLLM and set engine.device=cpu"
+    return "lower cluster.workers or cluster.cpus_per_worker"
+
+
+def _inventory(nodes: Sequence[Mapping[str, float]]) -> str:
+    """The nodes, those that are alike together: "2 x 64 CPUs and 8 GPUs (H100)"."""
+    alike = Counter(_named(node) for node in nodes)
+    return ", ".join(f"{count} x {shape}" for shape, count in alike.items())
+
+
+def _named(resources: Mapping[str, float]) -> str:
+    """The resources that count here, in words."""
+    amounts = [
+        f"{amount:g} {name}{'' if amount == 1 else 's'}"
+        for name in ("CPU", "GPU")
+        if (amount := resources.get(name, 0)) or name == "CPU"
+    ]
+    types = [name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)]
+    return " and ".join(amounts) + (f" ({', '.join(types)})" if types else "")
 
 
 def _device() -> Device:

@@ -1,8 +1,9 @@
 """How a job gets onto a Ray cluster."""
 
 import re
+from typing import Annotated
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from pipelines.config.strict import Strict, Text
 
@@ -30,7 +31,7 @@ class SubmitConfig(Strict):
     """How long a job that is told to stop may take before Ray kills it."""
     driver_cpus: NonNegativeFloat
     """CPUs to set aside for the job's driver; 0 runs it on the head node, more wherever they are free."""
-    poll_s: PositiveFloat
+    poll_s: Annotated[float, Field(ge=5)]  # Ray itself looks for new lines every two seconds
     """How long the log may be silent before the job's status is looked at, over a new connection."""
     patience_s: NonNegativeFloat
     """How long the job server may be out of reach before following a job is given up."""

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0  # between two looks at the job, and at least between two connections
 _MAX_RETRY_S = 30.0
+_FIRST_LINES_S = 30.0  # to find the node that has the log, and to send what is in it so far
 _STOP_MARGIN_S = 60.0  # beyond what the job itself may take to stop
 _RAY_STOP_WAIT_S = 3  # Ray's own default
 
@@ -138,7 +139,7 @@ class _Log:
     async def tail(self, silence_s: float) -> None:
         """Show what comes until the connection ends, or is silent: a dead one may be silent for ever."""
         try:
-            async with asyncio.timeout(silence_s) as limit:
+            async with asyncio.timeout(_FIRST_LINES_S + silence_s) as limit:
                 position = 0
                 async for text in self._client.tail_job_logs(self._submission):
                     self._show_from(position, text)

@@ -12,11 +12,12 @@ import pyarrow.dataset as ds
 import pytest
 
 from pipelines.compose import compose_settings
-from pipelines.parse import parse_config
+from pipelines.parse import parse_config, parse_submit
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
 TOUR = [block for block in BLOCKS if block[0] == "python" or ".venv/bin/fournee" in block[1]]
 REAL = ".venv/bin/fournee batch"
@@ -29,7 +30,7 @@ def test_every_command_is_one_that_these_tests_know() -> None:
         ".venv/bin/fournee inspect ",
         "pip install ",
         "fournee batch ",
-        "RAY_AUTH_MODE=token ray job submit ",
+        "fournee submit ",
     )
     assert COMMANDS
     assert not [command for command in COMMANDS if not command.startswith(known)]
@@ -81,11 +82,36 @@ def test_the_commands_about_inputs_run_as_written_with_the_echo_engine(tmp_path:
     assert ds.dataset(tmp_path / "numbers/results").to_table()["parsed"].to_pylist()[0] == '"2"'
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("fournee batch ", "RAY_AUTH_MODE=token ray job"))])
+def bash_lines(page: str) -> list[str]:
+    return [line for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+
+
+SUBMISSIONS = [line for line in [*COMMANDS, *bash_lines(OPERATIONS)] if line.startswith("fournee submit ") and " -- " in line]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fournee batch ")])
 def test_commands_for_a_cluster_compose(command: str) -> None:
-    words = shlex.split(command)
-    overrides = words[words.index("jobs/batch.py") + 1 :] if "jobs/batch.py" in words else words[2:]
-    assert parse_config(compose_settings("batch", overrides)).cluster.workers == 8
+    assert parse_config(compose_settings("batch", shlex.split(command)[2:])).cluster.workers == 8
+
+
+@pytest.mark.parametrize("command", SUBMISSIONS)
+def test_what_is_submitted_composes(command: str, tmp_path: Path) -> None:
+    """The submissions themselves run in test_submit.py."""
+    own, job = (shlex.split(part) for part in command.split(" -- "))
+    parse_submit(compose_settings("submit", [word for word in own[2:] if "=" in word]))
+    if "--config-dir" in job:
+        job = [word for word in job if word not in ("--config-dir", "my_conf")]
+    assert parse_config(compose_settings("batch", ["cluster=job", *job[1:]])).cluster.address == "auto"
+
+
+def test_the_commands_of_every_night_run_as_written(tmp_path: Path, ray_address: str) -> None:
+    night, *others = bash_lines(OPERATIONS)
+    run(night, tmp_path, ray_address)
+    assert ds.dataset(tmp_path / "runs/nightly/2026-11-30/results").count_rows() == 64
+    (chaos,) = (line for line in others if line.startswith("make "))
+    test_make_knows_its_targets(chaos)
+    (plain,) = (line for line in others if line.startswith("RAY_AUTH_MODE=token ray job submit "))
+    parse_config(compose_settings("batch", shlex.split(plain.partition(" jobs/batch.py ")[2])))
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("pip install ")])

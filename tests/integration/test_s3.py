@@ -1,25 +1,14 @@
-"""Runs on S3: a real server in a process of its own on loopback, and a gate before it that can refuse.
-
-The server is moto's: one small package for each of the server and its two web packages, from PyPI, up in two seconds. It
-checks signatures and keys, has buckets that do not exist, lists unfinished uploads and honours conditional writes, which is
-all that s3fs asks of S3. What it does not do is refuse for a while; the gate does that.
-"""
+"""Runs on S3, against a real server on loopback (`s3_server.py`): the folder's contract, whole runs, kills, refusals."""
 
 import json
 import os
 import signal
-import socket
-import socketserver
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -29,6 +18,7 @@ import pytest
 from jobs import batch
 from pipelines.storage import Folder, arrow_file_system
 from tests.integration.conftest import Done, Fournee
+from tests.integration.s3_server import BUCKET, Server, running
 from tests.unit.test_storage import (  # noqa: F401 - collected here too, with a folder on S3
     test_a_block_that_raises_leaves_what_was_there_and_nothing_else,
     test_a_created_file_appears_when_its_block_ends,
@@ -51,145 +41,14 @@ from tests.unit.test_storage import (  # noqa: F401 - collected here too, with a
 S3FileSystem = pytest.importorskip("s3fs").S3FileSystem
 pytest.importorskip("moto")
 
-BUCKET = "bucket"
-ALLOWED = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
-
 Jsonl = Callable[..., Path]
 WaitUntil = Callable[[Callable[[], bool], "subprocess.Popen[str]"], None]
 
 
-class _Pump(socketserver.BaseRequestHandler):
-    """Carries one connection's bytes to the server and back."""
-
-    server: "_Listener"
-
-    def handle(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.server.target)) as other:
-            self.server.ends += [self.request, other]
-            there = threading.Thread(target=_copy, args=(self.request, other), daemon=True)
-            there.start()
-            _copy(other, self.request)
-            there.join()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while content := source.recv(2**16):
-            target.sendall(content)
-        target.shutdown(socket.SHUT_WR)
-    except OSError:  # the gate was closed, or either side is gone
-        for end in (source, target):
-            end.close()
-
-
-class _Listener(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-
-    def __init__(self, port: int, target: int):
-        self.target = target
-        self.ends: list[socket.socket] = []
-        super().__init__(("127.0.0.1", port), _Pump)
-
-
-class Gate:
-    """A port before the server's: while it is shut, connections break and new ones are refused."""
-
-    def __init__(self, target: int):
-        self._target = target
-        self._listener: _Listener | None = None
-        self.port = 0
-        self.open()
-
-    def open(self) -> None:
-        """Let connections through."""
-        self._listener = _Listener(self.port, self._target)
-        self.port = self._listener.server_address[1]
-        threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True).start()
-
-    def shut(self) -> None:
-        """Refuse all."""
-        assert self._listener is not None
-        self._listener.shutdown()
-        self._listener.server_close()
-        for end in self._listener.ends:
-            with suppress(OSError):  # it has ended by itself
-                end.shutdown(socket.SHUT_RDWR)
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server, its gate, and what a user needs to get in."""
-
-    process: "subprocess.Popen[bytes]"
-    gate: Gate
-    environment: dict[str, str]
-
-    @property
-    def secret(self) -> str:
-        """What must never be printed or written."""
-        return self.environment["AWS_SECRET_ACCESS_KEY"]
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with one bucket and one user, who alone is let in."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("s3") / "server.log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=subprocess.STDOUT
-    )
-    try:
-        key = _prepare(f"http://127.0.0.1:{port}", process)
-        gate = Gate(port)
-        yield Server(
-            process,
-            gate,
-            {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{gate.port}",
-                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
-                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-                "AWS_DEFAULT_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",  # nothing outside loopback is asked for credentials
-                "AWS_CONFIG_FILE": "/dev/null",
-                "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-            },
-        )
-        gate.shut()
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
-
-
-def _prepare(url: str, process: "subprocess.Popen[bytes]") -> dict[str, str]:
-    """Wait for the server, make a bucket and a user, and lock the door; returns the user's key."""
-    import botocore.session
-
-    def client(service: str) -> Any:
-        return botocore.session.get_session().create_client(
-            service, endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
-        )
-
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"{url}/moto-api/")
-            break
-        except OSError:
-            assert process.poll() is None, "the server did not start"
-            time.sleep(0.1)
-    client("s3").create_bucket(Bucket=BUCKET)
-    iam = client("iam")
-    iam.create_user(UserName="user")
-    iam.put_user_policy(UserName="user", PolicyName="all", PolicyDocument=json.dumps(ALLOWED))
-    key: dict[str, str] = iam.create_access_key(UserName="user")["AccessKey"]
-    lock = urllib.request.Request(
-        f"{url}/moto-api/reset-auth", data=b"0", headers={"Content-Type": "text/plain"}, method="POST"
-    )
-    urllib.request.urlopen(lock)
-    return key
+    with running(tmp_path_factory.mktemp("s3") / "server.log") as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -266,6 +125,11 @@ class Bucketed:
         fs.invalidate_cache()
         return ds.dataset(self.run_folder.path("results"), filesystem=arrow_file_system(fs)).to_table()
 
+    def parts(self) -> dict[str, str]:
+        """The committed parts, and the tag of what each holds."""
+        info, path = self.run_folder.fs.info, self.run_folder.path
+        return {name: info(path(f"results/{name}"))["ETag"] for name in self.run_folder.names("results")}
+
     def files(self) -> list[str]:
         """Every file of the run."""
         self.run_folder.fs.invalidate_cache()
@@ -285,39 +149,28 @@ def check_exactly_once(bucketed: Bucketed, ids: list[str]) -> None:
     assert [name for name in bucketed.files() if "tmp" in name] == []
 
 
-def test_a_run_from_bucket_to_bucket_answers_every_row_and_shows_no_secret(bucketed: Bucketed, server: Server) -> None:
-    ids = bucketed.upload(95)
+def test_a_run_from_bucket_to_bucket_whose_driver_is_killed_is_resumed_to_its_end_and_shows_no_secret(
+    bucketed: Bucketed, server: Server, wait_until: WaitUntil
+) -> None:
+    ids = bucketed.upload(200)
+    process = bucketed.start("engine.seconds_per_token=0.5", "output.openai=true")
+    wait_until(lambda: len(bucketed.parts()) >= 3, process)
+    process.kill()
+    process.communicate()
+    survived = bucketed.parts()
+    assert 3 <= len(survived) < 21
+
     done = bucketed.run("output.openai=true")
     assert done.code == 0, done.err
     check_exactly_once(bucketed, ids)
+    now = {name: tag for name, tag in bucketed.parts().items() if name in survived}
+    assert now == survived, "a batch that was committed was answered again"
+    assert json.loads(bucketed.run_folder.read("stats/summary.json"))["num_attempts"] == 2
+
     assert {"run.json", "plan/plan.parquet", "stats/summary.json", "openai/output.jsonl"} <= set(bucketed.files())
     contents = [bucketed.run_folder.read(name) for name in bucketed.files()]
     assert not any(server.secret.encode() in content for content in contents)
     assert server.secret not in done.out + done.err
-
-    again = bucketed.run("output.openai=true")
-    assert again.code == 0, again.err
-    assert "is finished; nothing to do" in again.err
-
-
-def test_a_driver_killed_on_s3_and_rerun_loses_and_repeats_nothing(bucketed: Bucketed, wait_until: WaitUntil) -> None:
-    ids = bucketed.upload(200)
-    process = bucketed.start("engine.seconds_per_token=0.5")
-    wait_until(lambda: len(bucketed.run_folder.names("results")) >= 3, process)
-    process.kill()
-    process.communicate()
-    survived = {
-        name: bucketed.run_folder.fs.info(bucketed.run_folder.path(f"results/{name}"))["ETag"]
-        for name in bucketed.run_folder.names("results")
-    }
-    assert 3 <= len(survived) < 21
-
-    done = bucketed.run()
-    assert done.code == 0, done.err
-    check_exactly_once(bucketed, ids)
-    now = {name: bucketed.run_folder.fs.info(bucketed.run_folder.path(f"results/{name}"))["ETag"] for name in survived}
-    assert now == survived, "a batch that was committed was answered again"
-    assert json.loads(bucketed.run_folder.read("stats/summary.json"))["num_attempts"] == 2
 
 
 def test_storage_that_refuses_and_then_stalls_in_mid_run_is_waited_for(

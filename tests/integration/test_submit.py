@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Cluster:
     folder: Path
     address: str
     token_file: Path
+    started: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
     def environment(self, **more: str) -> dict[str, str]:
         own = {
@@ -53,7 +54,9 @@ class Cluster:
         """Give a command and leave it running."""
         command = [sys.executable, "-m", "jobs.cli", "submit", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=self.environment(**more))
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=self.environment(**more))
+        self.started.append(process)
+        return process
 
     def submit(self, *arguments: str, cwd: Path = ROOT, **more: str) -> Done:
         """Give a command and wait for its end."""
@@ -93,11 +96,13 @@ def cluster() -> Iterator[Cluster]:
         wait_for(lambda: head.is_running() and "job server" if answers(ports["dashboard-port"]) else "", 120)
         yield cluster
     finally:
+        for process in cluster.started:
+            process.kill()  # where a test failed before its end
         ours = [head, *head.children(recursive=True)]
         for signal_name in ("terminate", "kill"):  # the head leaves some of them behind where it is only terminated
-            for process in ours:
-                if process.is_running():
-                    getattr(process, signal_name)()
+            for one in ours:
+                if one.is_running():
+                    getattr(one, signal_name)()
             _, ours = psutil.wait_procs(ours, timeout=10)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -206,8 +211,7 @@ def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused
     assert f"this run is alive as {submission}" in second.err
     status = cluster.submit("status", submission)
     assert status.code == 0
-    for said in ("RUNNING", "attempt", os.environ.get("USER", "")):
-        assert said in status.out
+    assert re.search(r"status +\S+ RUNNING", status.out) and re.search(r"attempt +\S+ 1 ", status.out), status.out
     interrupted.send_signal(signal.SIGINT)
     interruption = finished(interrupted)
     assert interruption.code == 130
@@ -334,7 +338,7 @@ def test_the_log_survives_dropped_connections_without_a_line_lost_or_repeated(cl
     start_talker(cluster, "talker", seconds=12)
     with closing(Link(cluster.address)) as link:
         link.cut_after = 3000
-        done = cluster.submit("logs", "talker", "poll_s=2", RAY_API_SERVER_ADDRESS=link.address)
+        done = cluster.submit("logs", "talker", "poll_s=5", RAY_API_SERVER_ADDRESS=link.address)
         assert link.num_cut >= 2
     assert done.code == 0, done.err
     assert [int(n) for n in re.findall(r"^line (\d+) x{40}$", done.out, re.MULTILINE)] == list(range(120))
@@ -343,7 +347,7 @@ def test_the_log_survives_dropped_connections_without_a_line_lost_or_repeated(cl
 def test_a_job_server_that_stays_away_ends_the_following_and_not_the_job(cluster: Cluster) -> None:
     start_talker(cluster, "lonely", seconds=600)
     link = Link(cluster.address)
-    follower = cluster.start("logs", "lonely", "poll_s=1", "patience_s=3", RAY_API_SERVER_ADDRESS=link.address)
+    follower = cluster.start("logs", "lonely", "poll_s=5", "patience_s=3", RAY_API_SERVER_ADDRESS=link.address)
     assert follower.stdout is not None
     assert any(line.startswith("line 5 ") for line in follower.stdout)
     link.close()

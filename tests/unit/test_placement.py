@@ -7,7 +7,7 @@ import pytest
 from pipelines import placement
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError
-from pipelines.placement import check_fits, place
+from pipelines.placement import check_room, place
 
 Config = Callable[..., BatchConfig]
 GPUS = {"CPU": 64.0, "GPU": 8.0}
@@ -67,20 +67,72 @@ def test_only_models_on_this_machine_do_without_the_hub(batch_config: Config) ->
     assert "HF_HUB_OFFLINE" not in place(batch_config("model=qwen3_8b"), {"CPU": 2.0}).environment
 
 
+EIGHT = [{"CPU": 64.0, "GPU": 8.0, "accelerator_type:H100": 1.0}]
+SCATTERED = [{"CPU": 4.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 16.0, "GPU": 1.0}]
+
+
 @pytest.mark.usefixtures("gpu_build")
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("nodes", "overrides", "message"),
     [
-        (["cluster.workers=9"], "cluster.workers=9 need 9 GPUs and this cluster has 8"),
         (
-            ["cluster.workers=3", "engine.kwargs.tensor_parallel_size=4"],
-            "cluster.workers=3 need 12 GPUs and this cluster has 8",
+            EIGHT,
+            ["cluster.workers=9"],
+            "cluster.workers=9 need 1 CPU and 1 GPU each, on one node, and this cluster has room for 8: "
+            r"1 x 64 CPUs and 8 GPUs \(H100\); lower cluster.workers",
         ),
-        (["cluster.workers=5", "cluster.cpus_per_worker=20"], "cluster.workers=5 need 100 CPUs and this cluster has 64"),
-        (["engine=echo", "cluster.workers=65"], "cluster.workers=65 need 65 CPUs and this cluster has 64"),
+        (EIGHT, ["cluster.workers=3", "engine.kwargs.tensor_parallel_size=4"], "room for 2: .* lower cluster.workers"),
+        (EIGHT, ["cluster.workers=5", "cluster.cpus_per_worker=20"], "room for 3: .* or cluster.cpus_per_worker"),
+        (EIGHT, ["engine=echo", "cluster.workers=65"], "need 1 CPU each, on one node, and this cluster has room for 64"),
+        (EIGHT, ["cluster.cpus_per_worker=65"], "room for 0: .* lower cluster.cpus_per_worker$"),
+        (
+            SCATTERED,
+            ["engine.kwargs.tensor_parallel_size=2"],
+            "need 1 CPU and 2 GPUs each, on one node, and this cluster has room for 0: "
+            "1 x 4 CPUs, 2 x 16 CPUs and 1 GPU; lower engine.kwargs.tensor_parallel_size",
+        ),
+        (SCATTERED[:1], [], "room for 0: 1 x 4 CPUs; add a node with GPUs, or install a CPU build of vLLM"),
+        (
+            EIGHT,
+            ["cluster.accelerator_type=A100"],
+            r"1 GPU \(A100\) each, .* 8 GPUs \(H100\); no node has cluster.accelerator_type=A100; null takes any",
+        ),
     ],
 )
-def test_workers_that_never_fit_are_refused(batch_config: Config, overrides: list[str], message: str) -> None:
+def test_workers_that_never_fit_are_refused(
+    batch_config: Config, nodes: list[dict[str, float]], overrides: list[str], message: str
+) -> None:
     config = batch_config(*overrides)
     with pytest.raises(ConfigError, match=message):
-        check_fits(config, place(config, GPUS), GPUS)
+        check_room(config, place(config, GPUS), nodes, can_grow=False)
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("nodes", "overrides"),
+    [
+        (EIGHT, ["cluster.workers=8"]),
+        (EIGHT, ["cluster.workers=2", "engine.kwargs.tensor_parallel_size=4", "cluster.accelerator_type=H100"]),
+        (SCATTERED, ["cluster.workers=2"]),
+        (SCATTERED, ["cluster.workers=2", "cluster.max_workers=50"]),
+        ([{"CPU": 0.3}], ["engine=echo", "cluster.workers=3", "cluster.cpus_per_worker=0.1"]),
+    ],
+)
+def test_workers_that_fit_have_nothing_to_wait_for(
+    batch_config: Config, nodes: list[dict[str, float]], overrides: list[str]
+) -> None:
+    config = batch_config(*overrides)
+    assert check_room(config, place(config, GPUS), nodes, can_grow=False) is None
+
+
+@pytest.mark.usefixtures("gpu_build")
+def test_a_cluster_that_can_grow_is_waited_for_and_the_wait_is_named(batch_config: Config) -> None:
+    config = batch_config("cluster=job", "cluster.workers=4", "cluster.start_timeout_s=600")
+    placement = place(config, {"CPU": 4.0})
+    assert check_room(config, placement, [{"CPU": 4.0}], can_grow=True) == (
+        "cluster.workers=4 need 2 CPUs and 1 GPU each, on one node; this cluster has room for 0: 1 x 4 CPUs; "
+        "waiting for the first, for at most cluster.start_timeout_s=600"
+    )
+    waiting = check_room(config, placement, SCATTERED, can_grow=True)
+    assert waiting is not None
+    assert waiting.endswith("this cluster has room for 2: 1 x 4 CPUs, 2 x 16 CPUs and 1 GPU; the job starts with these")

@@ -261,7 +261,7 @@ def test_the_exit_code_is_the_jobs_own(status: str, driver: int | None, code: Ex
     (["--", "bacth"], "bacth is not a job that can be submitted; did you mean batch?"),
     (["--", "submit", "--", "batch"], "submit is not a job that can be submitted"),
     (["--", "batch", "--config-dir"], "batch: argument --config-dir: expected one argument"),
-    (["poll_s=0", "--", "doctor"], "poll_s=0 must be greater than 0"),
+    (["poll_s=1", "--", "doctor"], "poll_s=1 must be greater than or equal to 5"),
     (["batch", "--", "doctor"], '"batch" is not an override'),
     (["stop"], "fournee submit stop takes one submission id, and no job"),
     (["logs", "a", "b"], "fournee submit logs takes one submission id, and no job"),

@@ -2,11 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -47,10 +46,13 @@ class RayCluster:
         raylet = psutil.Process(self.nodes[node])
         return [raylet, *raylet.children(recursive=True)]
 
-    def node_of(self, pid: int) -> str:
-        """The node that a worker process belongs to."""
-        ancestors = {pid, *(parent.pid for parent in psutil.Process(pid).parents())}
-        return next(node for node, raylet in self.nodes.items() if raylet in ancestors)
+    def node_of(self, worker: psutil.Process) -> str | None:
+        """The living node that a worker process belongs to."""
+        try:
+            ancestors = {parent.pid for parent in worker.parents()}
+        except psutil.NoSuchProcess:
+            return None
+        return next((node for node, raylet in self.nodes.items() if raylet in ancestors), None)
 
     def replace(self) -> None:
         """Kill all of it at once, and start another one."""
@@ -64,12 +66,9 @@ class RayCluster:
         processes = psutil.Process(self._host.pid).children(recursive=True)
         self._host.kill()
         for process in processes:
-            _kill(process)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._host.wait()
-
-    def close(self) -> None:
-        """End it."""
-        self.kill()
 
     def _start(self) -> None:
         self._host = subprocess.Popen(
@@ -103,11 +102,4 @@ def ray_cluster() -> Iterator[RayCluster]:
     try:
         yield cluster
     finally:
-        cluster.close()
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return
+        cluster.kill()

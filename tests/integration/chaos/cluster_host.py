@@ -7,6 +7,7 @@ written its answer; the end of the input ends all.
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -54,10 +55,8 @@ def _kill(cluster: Cluster, node: Node) -> None:
     processes = psutil.Process(_raylet(node)).children(recursive=True)
     cluster.remove_node(node, allow_graceful=False)
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _drain(cluster: Cluster, node: str, deadline_s: float) -> bool:

@@ -1,9 +1,13 @@
-"""The faults: each breaks something of a run, and says what it did. Some wait for what must follow."""
+"""The faults: each breaks something of a run, and says what it did; None where the run has ended well before.
+
+Some wait for what must follow.
+"""
 
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -15,6 +19,7 @@ from tests.integration.chaos.job import Broken, Job
 _STOP_S = 60  # a driver that is told to stop has ended by then
 _ALONE_S = 150  # a driver whose cluster is gone has found out by then
 _LATE_S = 5
+_WAIT_S = 240  # a run that is resumed goes on by then
 
 
 def kill_driver(job: Job, rng: Random) -> str:
@@ -33,33 +38,30 @@ def stop_driver(job: Job, rng: Random) -> str:
     return f"{number.name}, exit {code}"
 
 
-def kill_worker(job: Job, rng: Random) -> str:
+def kill_worker(job: Job, rng: Random) -> str | None:
     """SIGKILL a worker, as the kernel does when memory is short."""
     return _signal_worker(job, rng, signal.SIGKILL)
 
 
-def terminate_worker(job: Job, rng: Random) -> str:
+def terminate_worker(job: Job, rng: Random) -> str | None:
     """SIGTERM a worker."""
     return _signal_worker(job, rng, signal.SIGTERM)
 
 
-def hang_worker(job: Job, rng: Random) -> str:
+def hang_worker(job: Job, rng: Random) -> str | None:
     """Stop a worker for good: it neither answers nor dies, and the run must go on without it."""
     job.has_company = True
     return _signal_worker(job, rng, signal.SIGSTOP)
 
 
-def pause_worker(job: Job, rng: Random) -> str:
+def pause_worker(job: Job, rng: Random) -> str | None:
     """Stop a worker for two seconds: no more than a hiccup."""
     worker = _a_worker(job, rng)
     if worker is None:
-        return "no worker"
-    worker.send_signal(signal.SIGSTOP)
+        return None
+    _send(worker, signal.SIGSTOP)
     time.sleep(2)
-    try:
-        worker.send_signal(signal.SIGCONT)
-    except psutil.NoSuchProcess:  # it belonged to a driver that has ended by itself meanwhile
-        return "gone meanwhile"
+    _send(worker, signal.SIGCONT)
     return f"worker {worker.pid}"
 
 
@@ -101,28 +103,27 @@ def second_driver(job: Job, rng: Random) -> str:
     time.sleep(rng.uniform(0, 4))
     if dies and job.is_running:
         job.send(signal.SIGKILL)
-    job.until(lambda: second.poll() is not None, 240, "the second driver did not end")
+    job.until(lambda: second.poll() is not None, _WAIT_S, "the second driver did not end")
     code = job.note(second, expected=(0, 1, 2))
     return f"exit {code}{', the first was killed' if dies else ''}"
 
 
-def zombie(job: Job, rng: Random) -> str:
+def zombie(job: Job, rng: Random) -> str | None:
     """Freeze a node, and sometimes kill the driver; when others have done its work, let its worker go on and commit late."""
     worker = _a_worker(job, rng)
-    if worker is None:
-        return "no worker"
+    node = None if worker is None else job.cluster.node_of(worker)
+    if worker is None or node is None:
+        return None
     job.has_company = True
-    node = job.cluster.node_of(worker.pid)
-    frozen = job.cluster.processes(node)
-    for process in frozen:
-        process.send_signal(signal.SIGSTOP)
+    for process in job.cluster.processes(node):
+        _send(process, signal.SIGSTOP)
     if job.is_running and rng.random() < 0.5:
         kill_driver(job, rng)
     enough = job.num_parts() + rng.randint(5, 60)
-    job.until(lambda: _goes_on(job) and (job.is_finished or job.num_parts() >= enough), 240, "no progress without the zombie")
+    _wait(job, lambda: job.num_parts() >= enough, "no progress without the zombie")
     job.look()
     before = len(job.rewritten)
-    worker.send_signal(signal.SIGCONT)
+    _send(worker, signal.SIGCONT)
     time.sleep(_LATE_S)
     job.look()
     job.cluster.kill_node(node)
@@ -130,10 +131,10 @@ def zombie(job: Job, rng: Random) -> str:
     return f"worker {worker.pid}, {len(job.rewritten) - before} late commits"
 
 
-def change_input(job: Job, rng: Random) -> str:
+def change_input(job: Job, rng: Random) -> str | None:
     """Change an input file between two attempts: the run must refuse it, and go on when it is what it was."""
-    if not job.num_parts():
-        return "nothing committed yet"
+    if not _wait(job, lambda: job.num_parts() > 0, "no part was committed"):
+        return None
     stopped = stop_driver(job, rng)
     path = job.folder / "rows.jsonl"
     content, before = path.read_bytes(), path.stat()
@@ -161,7 +162,7 @@ def fill_disk(job: Job, rng: Random) -> str:
     return f"{full_s:.0f} s" if job.is_running else f"exit {job.codes[-1]}"
 
 
-FAULTS: dict[str, Callable[[Job, Random], str]] = {
+FAULTS: dict[str, Callable[[Job, Random], str | None]] = {
     "driver killed": kill_driver,
     "driver stopped": stop_driver,
     "worker killed": kill_worker,
@@ -189,29 +190,53 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-def _signal_worker(job: Job, rng: Random, number: signal.Signals) -> str:
+def _signal_worker(job: Job, rng: Random, number: signal.Signals) -> str | None:
     worker = _a_worker(job, rng)
     if worker is None:
-        return "no worker"
-    worker.send_signal(number)
+        return None
+    _send(worker, number)
     return f"worker {worker.pid}"
 
 
 def _a_worker(job: Job, rng: Random) -> psutil.Process | None:
-    workers = [one for one in job.workers() if one.status() != psutil.STATUS_STOPPED]
+    """A worker that runs, as soon as there is one; None where the run ends well before."""
+    _wait(job, lambda: bool(_workers(job)), "no worker was started")
+    workers = _workers(job)
     return rng.choice(workers) if workers else None
 
 
 def _a_node(job: Job, rng: Random) -> str:
     """A node with a worker of the run, if there is one."""
-    worker = _a_worker(job, rng)
-    return rng.choice(sorted(job.cluster.nodes)) if worker is None else job.cluster.node_of(worker.pid)
+    nodes = {node for node in map(job.cluster.node_of, _workers(job)) if node is not None}
+    return rng.choice(sorted(nodes or job.cluster.nodes))
 
 
-def _goes_on(job: Job) -> bool:
-    if not job.is_finished:
-        job.resume()
-    return True
+def _workers(job: Job) -> list[psutil.Process]:
+    return [worker for worker in job.workers() if not _is_stopped(worker)]
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):  # it may have ended by itself just now
+        process.send_signal(number)
+
+
+def _wait(job: Job, happened: Callable[[], bool], otherwise: str) -> bool:
+    """Wait for something, resuming the run where it ends before; False where it ends well."""
+
+    def is_there() -> bool:
+        if not (job.is_running or job.is_finished):
+            job.resume()
+        return job.is_finished or happened()
+
+    job.until(is_there, _WAIT_S, otherwise)
+    return not job.is_finished
 
 
 def _fill(filler: Path) -> None:

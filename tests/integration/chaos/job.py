@@ -189,5 +189,5 @@ def _process_of(beat: dict[str, Any]) -> psutil.Process | None:
         process = psutil.Process(beat["pid"])
         is_it = process.create_time() <= beat["started_at"] / 1e6 and process.status() != psutil.STATUS_ZOMBIE
         return process if is_it and process.cmdline()[0].startswith("ray::") else None
-    except (psutil.NoSuchProcess, IndexError):
+    except (psutil.NoSuchProcess, IndexError):  # a process that is ending has no command line any more
         return None

@@ -38,7 +38,10 @@ def play(case: Case, cluster: RayCluster, folder: Path, rng: Random, log: Log) -
                 "parts": job.num_parts(),
                 "attempt": len(job.codes),
             }
-            log({**line, "what": FAULTS[kind](job, rng)})
+            what = FAULTS[kind](job, rng)
+            if what is None:
+                break
+            log({**line, "what": what})
         while not job.is_finished:
             job.resume()
             job.ended(_ATTEMPT_S)

@@ -1,0 +1,109 @@
+"""What a run survives on a cluster of several nodes: the short set; the long one is `make chaos`.
+
+Of every run that ends here, everything is counted (`chaos/check.py`): each row once and with its own answer, statistics that
+add up, committed parts unchanged, nothing and nobody left behind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.integration.chaos.case import Case, Moment, draw_case, draw_rows, settings_for
+from tests.integration.chaos.check import Counts
+from tests.integration.chaos.cluster import RayCluster, ray_cluster
+from tests.integration.chaos.faults import WEIGHTS
+from tests.integration.chaos.play import play, run_folder
+
+SEED = 4
+HALF_WAY = Moment(num_parts=20)
+
+Play = Callable[..., tuple[Counts, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Three nodes of one CPU and a head without."""
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def played(cluster: RayCluster, tmp_path: Path) -> Play:
+    """Play a case to its end; returns what it came to, and the lines of its log."""
+
+    def run(case: Case) -> tuple[Counts, list[dict[str, Any]]]:
+        log: list[dict[str, Any]] = []
+        with run_folder(tmp_path / "case"):
+            counts = play(case, cluster, tmp_path / "case", Random(SEED), log.append)
+        return counts, log
+
+    return run
+
+
+def case(*faults: str, moment: Moment = HALF_WAY, seconds_per_token: float = 0.1, **settings: Any) -> Case:
+    """800 rows in 100 batches for two workers, and faults when some of them are committed."""
+    more = {f"cluster.{key}": value for key, value in settings.items()}
+    return Case(
+        rows=draw_rows(Random(SEED), 800),
+        settings={"engine.rows_per_batch": 8, "engine.seconds_per_token": seconds_per_token, **settings_for(2), **more},
+        faults=[(fault, moment) for fault in faults],
+    )
+
+
+def happened(log: Sequence[dict[str, Any]]) -> list[str]:
+    return [line["fault"] for line in log if "fault" in line]
+
+
+def test_a_killed_node_is_done_without_and_costs_at_most_what_it_had_in_flight(played: Play) -> None:
+    counts, log = played(case("node killed"))
+    assert happened(log) == ["node killed"]
+    assert counts.attempts == 1
+    assert 0 < counts.wasted_batches <= 16  # what one echo engine works on
+
+
+def test_a_worker_on_a_node_that_is_about_to_go_finishes_what_it_has_and_wastes_nothing(played: Play) -> None:
+    counts, log = played(case("node drained"))
+    assert happened(log) == ["node drained"]
+    assert (counts.attempts, counts.wasted_batches) == (1, 0)
+
+
+def test_a_worker_that_hangs_is_replaced_and_one_that_pauses_is_not(played: Play) -> None:
+    paused, log = played(case("worker paused"))
+    assert happened(log) == ["worker paused"]
+    assert (paused.attempts, paused.workers, paused.wasted_batches) == (1, 2, 0)
+
+    hung, log = played(case("worker hangs"))
+    assert happened(log) == ["worker hangs"]
+    assert (hung.attempts, hung.deaths) == (1, 1)
+
+
+def test_a_zombie_that_commits_late_changes_no_row(played: Play) -> None:
+    counts, log = played(case("zombie"))
+    assert happened(log) == ["zombie"]
+    assert counts.rows == 800
+
+
+def test_a_second_driver_and_a_changed_input_are_refused(played: Play) -> None:
+    counts, log = played(case("second driver", "input changed", moment=Moment(num_parts=10)))
+    assert happened(log) == ["second driver", "input changed"]
+    assert "refused" in log[1]["what"]
+    assert counts.rows == 800
+
+
+def test_random_faults_lose_and_double_nothing(played: Play) -> None:
+    kinds = ("driver killed", "driver stopped", "worker killed", "worker terminated", "node killed", "disk full")
+    drawn = draw_case(Random(SEED), {kind: WEIGHTS[kind] for kind in kinds})
+    counts, log = played(replace(drawn, faults=drawn.faults[:5]))
+    assert len(happened(log)) == 5
+    assert (counts.lost, counts.doubled) == (0, 0)
+
+
+def test_a_driver_whose_cluster_is_gone_ends_by_itself_and_the_run_goes_on_on_another_one(played: Play) -> None:
+    counts, log = played(case("cluster killed"))
+    assert happened(log) == ["cluster killed"]
+    assert log[0]["what"].startswith("exit 1 ")
+    assert counts.attempts == 2

@@ -22,7 +22,7 @@ from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, RunFailed, Stopped, TooManyFailures
 from pipelines.handover import Job, raise_failure
 from pipelines.heartbeat import deaths
-from pipelines.placement import Placement, check_fits, place
+from pipelines.placement import Placement, check_room, place
 from pipelines.plan import batches_of
 from pipelines.worker import Worker
 
@@ -62,10 +62,11 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
     for one, handler in handlers.items():
         signal.signal(one, handler)  # Ray has installed handlers of its own
     try:
-        resources = ray.cluster_resources()
-        placement = place(config, resources)
-        if address == "local":
-            check_fits(config, placement, resources)
+        placement = place(config, ray.cluster_resources())
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        # Any cluster but our own may grow: Ray 2.60 does not publish whether one has an autoscaler, nor how far it goes.
+        if waiting := check_room(config, placement, nodes, can_grow=address != "local"):
+            logger.warning("%s", waiting)
         yield placement
     finally:
         ray.shutdown()

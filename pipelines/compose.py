@@ -22,6 +22,7 @@ from pipelines.suggest import did_you_mean, not_set, shown
 
 _PACKAGE = Path(__file__).parent
 _KEY = re.compile(r"(~|\+{0,2})[\w-]+([./][\w-]+)*", re.ASCII)
+_REFERENCE = re.compile(r"(?<!\\)\$\{([\w.]+)\}", re.ASCII)
 _YAML_REMEDY = r"in YAML, a text's own ${ is written \${"
 
 
@@ -41,6 +42,7 @@ def compose_settings(job: str, overrides: Sequence[str], config_dir: str | None 
     arguments = [_argument(override, folders) for override in parsed]
     try:
         composed = _compose(job, arguments, folders)
+        _refuse_null_in_text(composed, OmegaConf.to_container(composed, resolve=False))
         settings = OmegaConf.to_container(composed, resolve=True)
     except InterpolationResolutionError as error:
         raise ConfigError(_explain_interpolation(error, parsed)) from None
@@ -113,6 +115,18 @@ def _compose(job: str, arguments: Sequence[str], folders: Sequence[Path]) -> Dic
     with open_dict(composed):
         del composed["hydra"]
     return composed
+
+
+def _refuse_null_in_text(composed: DictConfig, value: Any) -> None:
+    """A null that becomes part of a text is the word None: every night would find the run in runs/None."""
+    match value:
+        case dict() | list():
+            for one in value.values() if isinstance(value, dict) else value:
+                _refuse_null_in_text(composed, one)
+        case str():
+            for reference in _REFERENCE.finditer(value):
+                if reference[0] != value and OmegaConf.select(composed, reference[1], default="") is None:
+                    raise ConfigError(not_set(reference[1]))
 
 
 def _how_to_quote(key: str, value: str) -> str:

@@ -86,7 +86,7 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
     _write_table(run, "stats/workers.parquet", workers)
     if config.output.openai:
         write_openai(run.folder, plan, config.model.name)
-    for folder in (RESULTS, ATTEMPTS, "stats", "plan"):
+    for folder in ("", RESULTS, ATTEMPTS, "stats", "plan", "spool", "openai"):
         run.folder.sweep(folder)
     run.folder.write(SUMMARY_FILE, summary.model_dump_json(indent=2).encode())
     run.folder.write(SUCCESS_FILE, b"")

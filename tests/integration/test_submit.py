@@ -195,7 +195,7 @@ def test_more_failed_rows_than_allowed_is_the_exit_code_of_the_job(cluster: Clus
 def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     output, count = tmp_path / "run", 400
     rows = write_rows(tmp_path / "rows.jsonl", *(f"row {i}" for i in range(count)))
-    slow = job(rows, output, "engine.seconds_per_token=0.5", "engine.max_num_seqs=10", "cluster.drain_s=5")
+    slow = job(rows, output, "engine.seconds_per_token=2", "engine.max_num_seqs=10", "cluster.drain_s=5")
     left = cluster.submit("--no-wait", "stop_wait_s=30", "--", *slow)
     submission = left.out.strip()
     assert left.code == 0 and re.fullmatch(r"fournee-run-[0-9a-f]{8}-1", submission), left.err

@@ -307,3 +307,12 @@ def test_an_experiment_that_hydra_cannot_place_is_refused(own: Path, content: st
 def test_a_misspelt_experiment_is_refused_and_not_passed_over(own: Path) -> None:
     (own / "experiment" / "nightly.yaml").write_text("# @package _global_\n")
     assert refusal("experiment=nigthly", config_dir=str(own)).endswith("did you mean nightly?")
+
+
+def test_a_setting_without_a_value_becomes_no_part_of_a_text() -> None:
+    with pytest.raises(ConfigError, match=r"^run_date is not set"):
+        compose_settings("batch", ["output.path='runs/${run_date}'"])
+    settings = compose_settings("batch", ["output.path='runs/${run_date}'", "run_date=2026-11-30"])
+    assert settings["output"]["path"] == "runs/2026-11-30"
+    assert compose_settings("batch", ["output.path=${run_date}"])["output"]["path"] is None
+    assert compose_settings("batch", [r"prompt.system='a \${run_date}'"])["prompt"]["system"] == "a ${run_date}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,9 @@ def finished(process: "subprocess.Popen[str]") -> Done:
 
 
 def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+    """Ports below those that Linux gives to outgoing connections, any of which may be taken before the head gets to it."""
+    ports = random.sample(range(20000, 32000), 20 * count)
+    return [port for port in ports if not answers(port)][:count]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,8 @@ def cluster() -> Iterator[Cluster]:
     with (folder / "head.log").open("w") as log:
         head = psutil.Popen(command, stdout=log, stderr=log, env=cluster.environment(RAY_API_SERVER_ADDRESS=""))
     try:
-        wait_for(lambda: head.is_running() and "job server" if answers(ports["dashboard-port"]) else "", 120)
+        wait_for(lambda: answers(ports["dashboard-port"]) or head.poll() is not None, 120)
+        assert head.poll() is None, (folder / "head.log").read_text()
         yield cluster
     finally:
         for process in cluster.started:

@@ -40,6 +40,7 @@ test: lint  ## run all checks and all tests
 
 chaos: $(READY)  ## break runs 200 times at random and count every row; ARGS='--seed 7' plays the same again
 	$(call say,breaking runs 200 times; about an hour on two cores)
+	@$(BIN)/pytest -m slow
 	@$(BIN)/python -m tests.integration.chaos $(ARGS)
 
 lint: $(READY)  ## ruff and mypy

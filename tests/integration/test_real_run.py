@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -90,6 +91,31 @@ def test_a_worker_killed_on_its_way_is_replaced_and_its_rows_are_answered(tmp_pa
     assert len({row["id"] for row in run.table().to_pylist()}) == len(run.table()) == 24
     summary = json.loads((run.folder / "stats" / "summary.json").read_text())
     assert (summary["num_ok"], summary["num_workers"], summary["num_deaths"]) == (24, 2, 1)
+
+
+@pytest.mark.slow
+def test_an_engine_process_that_is_killed_is_replaced_with_its_worker(
+    tmp_path: Path, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's usual layout, as on a GPU: the engine is a process of its own."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    run = Fournee(tmp_path / "run", "")
+    process = run.start(
+        "input.limit=24", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",
+        "engine.cpu_kv_cache_gib=1",
+    )  # fmt: skip
+    wait_until(lambda: len(run.parts()) >= 2, process)
+    (beat,) = (json.loads(path.read_text()) for path in run.folder.glob("attempts/worker-*.json"))
+    (engine,) = (child for child in psutil.Process(beat["pid"]).children() if "EngineCore" in " ".join(child.cmdline()))
+    before = run.parts()
+    engine.kill()
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert {name: run.parts()[name] for name in before} == before
+    assert len({row["id"] for row in run.table().to_pylist()}) == len(run.table()) == 24
+    (death,) = (reason for reason in pq.read_table(run.folder / "stats" / "workers.parquet")["death"].to_pylist() if reason)
+    assert death.startswith("vLLM's engine died: ")
+    assert not engine.is_running()
 
 
 def test_a_cache_that_the_models_length_does_not_fit_into_is_a_configuration_error(tmp_path: Path) -> None:

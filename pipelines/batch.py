@@ -116,16 +116,16 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
         job, board = job_of(config, run, plan, placement), Board()
         cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
         showing = progress(config, board, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s)
-        with showing as pace, closing(Watch(config.cluster, board)) as watch:
+        with showing as pace:
 
             def check() -> None:
                 lease.check()
-                watch.check()
                 budget.check(pace.num_failed, pace.num_left)
 
             def answer_round(batches: pa.Table) -> None:
                 shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)
-                answer(job, placement, shards, board, check)
+                with closing(Watch(config.cluster, board, check)) as watch:
+                    answer(job, placement, shards, board, watch.check)
 
             answer_in_rounds(todo.batches, lambda: find_todo(config, run, plan).batches, answer_round)
 

@@ -6,6 +6,7 @@ An actor of its own, because Ray Data gives a driver no way to speak to the acto
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipelines.lifeline import Order
 
 _PATIENCE_S = 10.0
+_ORDER_S = 2.0  # to wait for an order before asking again
 _KILL_S = 30.0  # a process of Ray's must start for it: three seconds on a node with nothing to do
 _SUMMED = ("num_rows", "num_failed", "num_output_tokens")
 
@@ -42,7 +44,7 @@ class _Board:
         self._totals = dict.fromkeys(_SUMMED, 0)
         self._committers: set[str] = set()
         self._last_sign_s: dict[Life, float] = {}
-        self._seen: set[str] = set()
+        self._last_busy_s = time.monotonic()
         self._drained: set[str] = set()
         self._is_stopping = False
         self._leaving: frozenset[str] = frozenset()
@@ -53,8 +55,9 @@ class _Board:
         for name in _SUMMED:
             self._totals[name] += numbers[name]
 
-    async def alive(self, life: Life) -> None:
-        self._seen.add(life.worker)
+    async def alive(self, life: Life, is_busy: bool) -> None:
+        if is_busy:
+            self._last_busy_s = time.monotonic()
         if life.worker not in self._drained:
             self._last_sign_s[life] = time.monotonic()
 
@@ -62,10 +65,12 @@ class _Board:
         self._drained.add(worker)
         self._last_sign_s = {life: last for life, last in self._last_sign_s.items() if life.worker != worker}
 
-    async def order(self, node_id: str) -> Order:
-        async with self._orders:
-            await self._orders.wait_for(lambda: self._is_stopping or node_id in self._leaving)
-        return "stop" if self._is_stopping else "leave"
+    async def order(self, node_id: str) -> Order | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ORDER_S), self._orders:
+                await self._orders.wait_for(lambda: self._is_stopping or node_id in self._leaving)
+                return "stop" if self._is_stopping else "leave"
+        return None
 
     async def stop(self) -> None:
         async with self._orders:
@@ -80,10 +85,10 @@ class _Board:
     async def totals(self) -> dict[str, int]:
         return {**self._totals, "num_workers": len(self._committers)}
 
-    async def num_seen(self) -> int:
-        return len(self._seen)
+    async def idle_s(self) -> float:
+        return time.monotonic() - self._last_busy_s
 
-    async def num_busy(self, within_s: float) -> int:
+    async def num_alive(self, within_s: float) -> int:
         now = time.monotonic()
         return sum(now - last <= within_s for last in self._last_sign_s.values())
 
@@ -108,11 +113,11 @@ class Board:
         """Report a batch: how many rows, failures and tokens are new. Does not wait."""
         self._actor.committed.remote(worker, numbers)
 
-    def alive(self, worker: str) -> None:
-        """Give a sign of life. Does not wait."""
+    def alive(self, worker: str, *, is_busy: bool) -> None:
+        """Give a sign of life, and say whether there is anything to do. Does not wait."""
         process = psutil.Process()
         node_id = ray.get_runtime_context().get_node_id()
-        self._actor.alive.remote(Life(worker, node_id, process.pid, process.create_time()))
+        self._actor.alive.remote(Life(worker, node_id, process.pid, process.create_time()), is_busy)
 
     def drained(self, worker: str) -> None:
         """Say that nothing is left to commit, and that no more signs of life are to be expected."""
@@ -120,8 +125,11 @@ class Board:
 
     def order(self) -> Order | None:
         """Wait for an order; None where the driver is gone, which ends this process too."""
+        order: Order | None = None
         try:
-            order: Order = ray.get(self._actor.order.remote(ray.get_runtime_context().get_node_id()))
+            # Again and again: a process that is told to end waits for the answers that it has asked for.
+            while order is None:
+                order = ray.get(self._actor.order.remote(ray.get_runtime_context().get_node_id()))
         except ray.exceptions.RayError:
             return None
         return order
@@ -133,15 +141,15 @@ class Board:
         totals: dict[str, int] = _wait(self._actor.totals.remote())
         return totals
 
-    def num_seen(self) -> int:
-        """How many workers have ever given a sign of life."""
-        num_seen: int = _wait(self._actor.num_seen.remote())
-        return num_seen
-
-    def num_busy(self, within_s: float) -> int:
+    def num_alive(self, within_s: float) -> int:
         """How many workers have given a sign of life within so many seconds, and have not said that they are drained."""
-        num_busy: int = _wait(self._actor.num_busy.remote(within_s))
-        return num_busy
+        num_alive: int = _wait(self._actor.num_alive.remote(within_s))
+        return num_alive
+
+    def idle_s(self) -> float:
+        """For how long no worker has had anything to do, loading included."""
+        idle_s: float = _wait(self._actor.idle_s.remote())
+        return idle_s
 
     def stop(self) -> None:
         """Tell all workers to hand back what is not in their engines, and to commit the rest."""

@@ -160,9 +160,9 @@ def _drain(board: Board, config: BatchConfig, reason: str) -> None:
     within_s = 3 * config.cluster.heartbeat_s
     with suppress(TimeoutError, BoardLost):
         board.stop()
-        if num_busy := board.num_busy(within_s):
-            logger.warning("%s: %d worker(s) finish what is in their engines, for at most %.0f s", reason, num_busy, limit_s)
-        while board.num_busy(within_s) and time.monotonic() < deadline:
+        if num_alive := board.num_alive(within_s):
+            logger.warning("%s: %d worker(s) finish what is in their engines, for at most %.0f s", reason, num_alive, limit_s)
+        while board.num_alive(within_s) and time.monotonic() < deadline:
             time.sleep(_CHECK_S)
 
 

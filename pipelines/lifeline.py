@@ -24,8 +24,8 @@ class Line(Protocol):
     def committed(self, worker: str, numbers: dict[str, int]) -> None:
         """Report a batch: how many rows, failures and tokens are new."""
 
-    def alive(self, worker: str) -> None:
-        """Give a sign of life."""
+    def alive(self, worker: str, *, is_busy: bool) -> None:
+        """Give a sign of life, and say whether there is anything to do."""
 
     def order(self) -> Order | None:
         """Wait for an order; None where there is nobody to give one any more."""
@@ -37,10 +37,11 @@ class Line(Protocol):
 class Lifeline:
     """Gives signs of life from the start, whatever the storage does; hears an order once the worker is ready to obey."""
 
-    def __init__(self, line: Line, worker: str, interval_s: float):
+    def __init__(self, line: Line, worker: str, interval_s: float, is_busy: Callable[[], bool]):
         self._line = line
         self._worker = worker
         self._interval_s = interval_s
+        self._is_busy = is_busy
         self.order: Order | None = None
         threading.Thread(target=self._live, name="live", daemon=True).start()
 
@@ -58,7 +59,7 @@ class Lifeline:
 
     def _live(self) -> None:
         while True:
-            self._line.alive(self._worker)
+            self._line.alive(self._worker, is_busy=self._is_busy())
             time.sleep(self._interval_s)
 
     def _obey(self, is_idle: Callable[[], bool], heartbeat: Heartbeat) -> None:

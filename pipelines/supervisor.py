@@ -40,23 +40,24 @@ def answer_in_rounds(batches: pa.Table, find_left: Callable[[], pa.Table], answe
 
 
 class Watch:
-    """What the driver keeps an eye on, in a thread: asking a cluster that is gone takes long."""
+    """What the driver keeps an eye on in a round, in a thread: asking a cluster that is gone takes long."""
 
-    def __init__(self, settings: ClusterConfig, board: Board):
+    def __init__(self, settings: ClusterConfig, board: Board, check_more: Callable[[], None]):
         self._settings = settings
         self._board = board
         self._failure: RunFailed | None = None
-        self._started = self._head_answered = time.monotonic()
-        self._has_workers = False
+        self._check_more = check_more
+        self._started = self._last_alive = self._head_answered = time.monotonic()
         self._draining: list[str] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look_forever, name="watch", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RunFailed where no worker has started in time, or where the cluster's head is gone."""
+        """Raises RunFailed where there is no room for a worker or the cluster's head is gone; RoundLost where all are idle."""
         if self._failure is not None:
             raise self._failure
+        self._check_more()
 
     def close(self) -> None:
         """Look no longer: the cluster is about to be left."""
@@ -88,10 +89,14 @@ class Watch:
         for life in self._board.silent(limit_s):
             if board.end(life):
                 logger.error("worker %s gave no sign of life for %.0f s (cluster.hang_timeout_s): ended", life.worker, limit_s)
-        waited_s = time.monotonic() - self._started
-        self._has_workers = self._has_workers or self._board.num_seen() > 0
-        if not self._has_workers and waited_s > self._settings.start_timeout_s:
+        now = time.monotonic()
+        if self._board.num_alive(within_s=3 * self._settings.heartbeat_s):
+            self._last_alive = now
+            idle_s = min(self._board.idle_s(), now - self._started)
+            if idle_s > limit_s:
+                self._failure = RoundLost(f"no worker was given anything for {idle_s:.0f} s (cluster.hang_timeout_s)")
+        elif now - self._last_alive > self._settings.start_timeout_s:
             self._failure = RunFailed(
-                f"the cluster had no room for a worker for {waited_s:.0f} s (cluster.start_timeout_s); "
+                f"the cluster had no room for a worker for {now - self._last_alive:.0f} s (cluster.start_timeout_s); "
                 "lower cluster.cpus_per_worker or the engine's GPUs, or let the cluster grow"
             )

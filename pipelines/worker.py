@@ -62,14 +62,16 @@ class Worker:
         self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
         self._open = asyncio.Semaphore(_OPEN_BATCHES)
         self._answering: set[asyncio.Task[Any]] = set()
+        self._is_loading = True
         self._num_shards = 0
         self._num_moves = 0
         self._refusal: ConfigError | None = None
-        self._lifeline = Lifeline(line, self._origin.worker, job.config.cluster.heartbeat_s)
+        self._lifeline = Lifeline(line, self._origin.worker, job.config.cluster.heartbeat_s, self._is_busy)
         try:
             self._load()
         except ConfigError as error:  # raised by the first shard: Ray would start an actor that fails here over and over
             self._refusal = error
+        self._is_loading = False
 
     async def __call__(self, shard: pa.Table) -> pa.Table:
         """Answer those of a shard's batches that are not settled yet; see `raise_failure` for what else may come."""
@@ -210,6 +212,9 @@ class Worker:
 
     def _end_stuck(self, limit: str) -> Callable[[float], None]:
         return lambda silent_s: self._lifeline.end(f"no progress for {silent_s:.0f} s (cluster.{limit})", self._heartbeat)
+
+    def _is_busy(self) -> bool:
+        return self._is_loading or self._num_shards > 0
 
     def _is_idle(self) -> bool:
         return not self._answering

@@ -100,6 +100,7 @@ def cluster() -> Iterator[Cluster]:
     finally:
         for process in cluster.started:
             process.kill()  # where a test failed before its end
+        said = (folder / "head.log").read_text() if head.poll() is not None else ""
         ours = [head, *head.children(recursive=True)]
         for signal_name in ("terminate", "kill"):  # the head leaves some of them behind where it is only terminated
             for one in ours:
@@ -107,6 +108,7 @@ def cluster() -> Iterator[Cluster]:
                     getattr(one, signal_name)()
             _, ours = psutil.wait_procs(ours, timeout=10)
         shutil.rmtree(folder, ignore_errors=True)
+        assert not said, f"the head ended before the tests did: {said}"
 
 
 def answers(port: int) -> bool:

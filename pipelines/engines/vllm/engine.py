@@ -27,6 +27,8 @@ _CPU_OPTIONS = {
     "distributed_executor_backend": "uni",  # the engine in our own process: one import of vLLM instead of three
 }
 
+_WATCH_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -119,6 +121,8 @@ class VllmEngine:
             ready.set_exception(error)
             return
         ready.set_result(None)
+        if hasattr(self._engine.engine_core, "outputs_queue"):
+            threading.Thread(target=self._watch_process, name="vllm-watch", daemon=True).start()
         try:
             while True:
                 self._admit()
@@ -131,6 +135,15 @@ class VllmEngine:
             for ticket in [one.ticket for one in self._waiting.values()] + ([self._entering[0]] if self._entering else []):
                 ticket.fail(self._death)
             self._fail_inbox(self._death)
+
+    def _watch_process(self) -> None:
+        """Wake the engine's thread when the engine's process has been killed: vLLM 0.29 notes it, but waits for its answers."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        core = self._engine.engine_core
+        while not core.resources.engine_dead:
+            time.sleep(_WATCH_S)
+        core.outputs_queue.put(EngineDeadError())
 
     def _build(self) -> None:
         from vllm.engine.arg_utils import EngineArgs

@@ -36,20 +36,6 @@ def place(config: BatchConfig, resources: Mapping[str, float]) -> Placement:
     return Placement(device, num_accelerators, _environment(config, engine, device, int(resources.get("CPU", 1))))
 
 
-def check_fits(config: BatchConfig, placement: Placement, resources: Mapping[str, float]) -> None:
-    """Refuse workers that a cluster that does not grow can never hold: Ray would wait for them for ever."""
-    workers = config.cluster.workers
-    wanted = {"CPU": workers * config.cluster.cpus_per_worker}
-    if placement.device == "gpu":
-        wanted["GPU"] = workers * placement.num_accelerators
-    for name, amount in wanted.items():
-        if amount > resources.get(name, 0):
-            raise ConfigError(
-                f"cluster.workers={workers} need {amount:g} {name}s and this cluster has {resources.get(name, 0):g}; "
-                "lower cluster.workers or cluster.cpus_per_worker, or set engine.device=cpu"
-            )
-
-
 def check_room(
     config: BatchConfig, placement: Placement, nodes: Sequence[Mapping[str, float]], *, can_grow: bool
 ) -> str | None:

@@ -18,6 +18,10 @@ from openai.types import CreateEmbeddingResponse
 from tests.integration.conftest import Fournee
 
 ROOT = Path(__file__).parents[2]
+SIX_BATCHES = (
+    "input.limit=24", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",
+    "engine.cpu_kv_cache_gib=1",
+)  # fmt: skip
 WaitUntil = Callable[[Callable[[], bool], "subprocess.Popen[str]"], None]
 
 
@@ -77,10 +81,7 @@ def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_
 
 def test_a_worker_killed_on_its_way_is_replaced_and_its_rows_are_answered(tmp_path: Path, wait_until: WaitUntil) -> None:
     run = Fournee(tmp_path / "run", "")
-    process = run.start(
-        "input.limit=24", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",
-        "engine.cpu_kv_cache_gib=1",
-    )  # fmt: skip
+    process = run.start(*SIX_BATCHES)
     wait_until(lambda: len(run.parts()) >= 2, process)
     (beat,) = (json.loads(path.read_text()) for path in run.folder.glob("attempts/worker-*.json"))
     before = run.parts()
@@ -100,10 +101,7 @@ def test_an_engine_process_that_is_killed_is_replaced_with_its_worker(
     """vLLM's usual layout, as on a GPU: the engine is a process of its own."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     run = Fournee(tmp_path / "run", "")
-    process = run.start(
-        "input.limit=24", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",
-        "engine.cpu_kv_cache_gib=1",
-    )  # fmt: skip
+    process = run.start(*SIX_BATCHES)
     wait_until(lambda: len(run.parts()) >= 2, process)
     (beat,) = (json.loads(path.read_text()) for path in run.folder.glob("attempts/worker-*.json"))
     (engine,) = (child for child in psutil.Process(beat["pid"]).children() if "EngineCore" in " ".join(child.cmdline()))

@@ -198,8 +198,9 @@ def test_more_failed_rows_than_allowed_is_the_exit_code_of_the_job(cluster: Clus
 
 def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     output, count = tmp_path / "run", 400
-    rows = write_rows(tmp_path / "rows.jsonl", *(f"row {i}" for i in range(count)))
-    slow = job(rows, output, "engine.seconds_per_token=2", "engine.max_num_seqs=10", "cluster.drain_s=5")
+    prompts = [" ".join(["word"] * (1 + i // 10)) for i in range(count)]  # each batch takes longer than the one before
+    rows = write_rows(tmp_path / "rows.jsonl", *prompts)
+    slow = job(rows, output, "engine.seconds_per_token=4", "cluster.drain_s=5")
     left = cluster.submit("--no-wait", "stop_wait_s=30", "--", *slow)
     submission = left.out.strip()
     assert left.code == 0 and re.fullmatch(r"fournee-run-[0-9a-f]{8}-1", submission), left.err
@@ -235,7 +236,7 @@ def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused
     assert f"submitted {submission[:-1]}2 to" in resumed.err
     done_rows = re.search(r"in \d+ batches, (\d+) rows done", resumed.out)
     assert done_rows is not None and int(done_rows[1]) >= 20
-    assert texts(output) == [(f"r{i:03d}", f"row {i}") for i in range(count)]
+    assert texts(output) == [(f"r{i:03d}", prompt) for i, prompt in enumerate(prompts)]
 
 
 def test_plain_ray_job_submit_works_too(cluster: Cluster, tmp_path: Path) -> None:
@@ -270,8 +271,8 @@ def test_of_two_submissions_at_the_same_moment_one_is_refused(cluster: Cluster) 
 
 
 def test_a_submission_that_does_not_exist_is_said(cluster: Cluster) -> None:
-    for action in ("status", "stop", "logs"):
-        done = cluster.submit(action, "fournee-x-1")
+    for asked in [cluster.start(action, "fournee-x-1") for action in ("status", "stop", "logs")]:
+        done = finished(asked)
         assert done.code == 2
         assert "fournee-x-1 does not exist" in done.err
 

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, more = _parser().parse_known_args(arguments)
     overrides = [*options.overrides, *more]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    for storage_client in ("botocore", "aiobotocore"):
+        logging.getLogger(storage_client).setLevel(logging.WARNING)  # they say where they found credentials
     outcome, config, finished = Outcome(_experiment_in(overrides)), None, None
     try:
         with stop_on_signal():

@@ -62,8 +62,13 @@ def check_folder(job: Job) -> None:
     """Refuse to write where the driver will not look: a local path is another folder on each node of a cluster."""
     try:
         record = json.loads(job.run.read(RUN_FILE))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         record = {}
+    except Exception as error:
+        raise ConfigError(
+            f"output.path={job.run.url} cannot be read on the node {socket.gethostname()}: {type(error).__name__}: {error}; "
+            "every node needs its own credentials for it, from its environment or its role"
+        ) from error
     if record.get("fingerprint") != job.fingerprint:
         raise ConfigError(
             f"output.path={job.run.url} is another folder on the node {socket.gethostname()}; "

@@ -34,7 +34,9 @@ def latencies(run: Folder, batch_ids: Sequence[int]) -> dict[str, Quantiles]:
 
     def read(batch_id: int) -> dict[str, np.ndarray]:
         columns = ["queue_s", "ttft_s", "generation_s", "num_output_tokens"]
-        return latencies_of(pq.read_table(run.path(part_name(batch_id)), columns=columns, filesystem=run.arrow))
+        name = part_name(batch_id)
+        table = run.patiently(lambda: pq.read_table(run.path(name), columns=columns, filesystem=run.arrow), name)
+        return latencies_of(table)
 
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         for ids in _in_groups(batch_ids):

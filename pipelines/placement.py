@@ -41,8 +41,8 @@ def check_room(
 ) -> str | None:
     """Compare the workers with what each node of the cluster has; return what there is to wait for, if anything.
 
-    Raises ConfigError where the cluster cannot grow, since Ray would wait for ever. `cluster.max_workers` needs no room: a
-    job grows into what there is.
+    Raises ConfigError where the cluster cannot grow: Ray would wait for ever for a worker that never fits.
+    `cluster.max_workers` needs no room: a job grows into what there is.
     """
     workers = config.cluster.workers
     each = _resources_of_a_worker(config, placement)

@@ -57,7 +57,8 @@ def summary_report(run: Run, summary: Summary) -> RenderableType:
 def example_report(run: Run) -> RenderableType:
     """The first answered row, to see at a glance whether the answers make sense."""
     rows = ds.dataset(run.folder.path(RESULTS), format="parquet", filesystem=run.folder.arrow)
-    first = rows.head(1, columns=["id", "text"], filter=ds.field("status") == "ok").to_pylist()
+    # One thread: Arrow's others go on reading ahead, and abort the process if it ends in the middle of a Python file system.
+    first = rows.head(1, columns=["id", "text"], filter=ds.field("status") == "ok", use_threads=False).to_pylist()
     if not first:
         return "no row was answered"
     text = first[0]["text"]

@@ -20,6 +20,7 @@ from pipelines.machine import installed_versions
 from pipelines.model import model_digest
 from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE, Plan
+from pipelines.preflight import refusals_explained
 from pipelines.sources import Source, snapshot
 from pipelines.storage import Folder, file_system
 
@@ -101,7 +102,8 @@ def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
     fingerprint = fingerprint_of(identity)
     folder = run_folder(config, fingerprint)
     _refuse_output_in_input(config, folder)
-    there = _record_in(folder)
+    with refusals_explained(folder):
+        there = _record_in(folder)
     new = Run(folder, identity, fingerprint, attempt=1, is_new=True)
     if there is None or config.output.on_existing == "replace":
         return new
@@ -127,8 +129,9 @@ def open_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
     """Find the run and, where it is new, make its folder: its identity is written first. Raises like `find_run`."""
     run = find_run(config, sources)
     if run.is_new:
-        if run.folder.exists(RUN_FILE):
-            run.folder.remove(first=SUCCESS_FILE, last=RUN_FILE)
+        with refusals_explained(run.folder):
+            if run.folder.exists(RUN_FILE):
+                run.folder.remove(first=SUCCESS_FILE, last=RUN_FILE)
         record = {
             "fingerprint": run.fingerprint,
             "identity": run.identity,
@@ -136,7 +139,8 @@ def open_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
             "versions": versions(),
             "created_at_s": time.time(),
         }
-        run.folder.write(RUN_FILE, json.dumps(record, indent=2).encode())
+        with refusals_explained(run.folder):
+            run.folder.write(RUN_FILE, json.dumps(record, indent=2).encode())
     return run
 
 
@@ -160,7 +164,7 @@ def versions() -> dict[str, str]:
 def _record_in(folder: Folder) -> dict[str, Any] | None:
     """What `run.json` says; None for an empty folder. A folder with anything else in it is never touched."""
     if not folder.exists(RUN_FILE):
-        if folder.fs.exists(folder.path()) and folder.fs.ls(folder.path()):
+        if not folder.is_empty():
             raise ConfigError(f"output.path={folder.url} holds files but no {RUN_FILE}; name a new or empty folder")
         return None
     try:

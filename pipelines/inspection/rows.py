@@ -172,7 +172,7 @@ def rows_with_ids(run: WrittenRun, ids: Sequence[str], *, limit: int) -> FoundRo
         batches.update(int(key.partition("-")[0]) for key in first["request_key"].to_pylist())
         found.update(chunk["id"].unique().to_pylist())
         num_rows += len(chunk)
-    rows = run.rows(sorted(batches)).head(limit, filter=wanted)
+    rows = run.rows(sorted(batches)).head(limit, filter=wanted, use_threads=False)
     missing = tuple(one for one in dict.fromkeys(ids) if one not in found)
     return FoundRows(num_rows, missing, tuple(row_of(rows, index) for index in range(len(rows))))
 
@@ -221,7 +221,7 @@ def _failed(run: WrittenRun, tally: _Tally, kind: str, limit: int) -> tuple[Fail
     batches = tally.failing.get(kind)
     if not batches:
         return ()
-    rows = run.rows(batches).head(limit, columns=_FAILED, filter=ds.field("error_kind") == kind)
+    rows = run.rows(batches).head(limit, columns=_FAILED, filter=ds.field("error_kind") == kind, use_threads=False)
     return tuple(FailedRow(**row, line=run.line_of(row["source"], row["source_row"])) for row in rows.to_pylist())
 
 

@@ -44,12 +44,11 @@ def played(cluster: RayCluster, tmp_path: Path) -> Play:
     return run
 
 
-def case(*faults: str, moment: Moment = HALF_WAY, seconds_per_token: float = 0.1, **settings: Any) -> Case:
-    """800 rows in 100 batches for two workers, and faults when some of them are committed."""
-    more = {f"cluster.{key}": value for key, value in settings.items()}
+def case(*faults: str, workers: int = 2, moment: Moment = HALF_WAY, seconds_per_token: float = 0.1) -> Case:
+    """800 rows in 100 batches, and faults when some of them are committed."""
     return Case(
         rows=draw_rows(Random(SEED), 800),
-        settings={"engine.rows_per_batch": 8, "engine.seconds_per_token": seconds_per_token, **settings_for(2), **more},
+        settings={"engine.rows_per_batch": 8, "engine.seconds_per_token": seconds_per_token, **settings_for(workers)},
         faults=[(fault, moment) for fault in faults],
     )
 
@@ -59,26 +58,22 @@ def happened(log: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def test_a_killed_node_is_done_without_and_costs_at_most_what_it_had_in_flight(played: Play) -> None:
-    counts, log = played(case("node killed"))
+    counts, log = played(case("node killed", workers=1))
     assert happened(log) == ["node killed"]
-    assert counts.attempts == 1
-    assert 0 < counts.wasted_batches <= 16  # what one echo engine works on
+    assert set(log[-1]["codes"]) == {0}, log
+    assert 0 < counts.wasted_batches <= 20  # an echo engine works on 16, and 4 more may be ready for it
 
 
 def test_a_worker_on_a_node_that_is_about_to_go_finishes_what_it_has_and_wastes_nothing(played: Play) -> None:
     counts, log = played(case("node drained"))
     assert happened(log) == ["node drained"]
-    assert (counts.attempts, counts.wasted_batches) == (1, 0)
+    assert (set(log[-1]["codes"]), counts.wasted_batches) == ({0}, 0), log
 
 
-def test_a_worker_that_hangs_is_replaced_and_one_that_pauses_is_not(played: Play) -> None:
-    paused, log = played(case("worker paused"))
-    assert happened(log) == ["worker paused"]
-    assert (paused.attempts, paused.workers, paused.wasted_batches) == (1, 2, 0)
-
-    hung, log = played(case("worker hangs"))
-    assert happened(log) == ["worker hangs"]
-    assert (hung.attempts, hung.deaths) == (1, 1)
+def test_a_worker_that_pauses_goes_on_and_one_that_hangs_is_replaced(played: Play) -> None:
+    counts, log = played(case("worker paused", "worker hangs"))
+    assert happened(log) == ["worker paused", "worker hangs"]
+    assert (set(log[-1]["codes"]), counts.workers, counts.deaths) == ({0}, 3, 1), log
 
 
 def test_a_zombie_that_commits_late_changes_no_row(played: Play) -> None:
@@ -87,11 +82,11 @@ def test_a_zombie_that_commits_late_changes_no_row(played: Play) -> None:
     assert counts.rows == 800
 
 
-def test_a_second_driver_and_a_changed_input_are_refused(played: Play) -> None:
-    counts, log = played(case("second driver", "input changed", moment=Moment(num_parts=10)))
-    assert happened(log) == ["second driver", "input changed"]
-    assert log[0]["what"] == "exit 1"  # the first one goes on
-    assert log[1]["what"].endswith("then refused")
+def test_a_changed_input_and_a_second_driver_are_refused(played: Play) -> None:
+    counts, log = played(case("input changed", "second driver", moment=Moment(num_parts=10), seconds_per_token=0.8))
+    assert happened(log) == ["input changed", "second driver"]
+    assert log[0]["what"].endswith("then refused")
+    assert log[1]["what"] == "exit 1"  # the first one goes on
     assert counts.rows == 800
 
 
@@ -103,8 +98,9 @@ def test_random_faults_lose_and_double_nothing(played: Play) -> None:
     assert (counts.lost, counts.doubled) == (0, 0)
 
 
+@pytest.mark.slow  # a minute and a half
 def test_a_driver_whose_cluster_is_gone_ends_by_itself_and_the_run_goes_on_on_another_one(played: Play) -> None:
     counts, log = played(case("cluster killed"))
     assert happened(log) == ["cluster killed"]
     assert log[0]["what"].startswith("exit 1 ")
-    assert counts.attempts == 2
+    assert log[-1]["codes"] == [1, 0], log

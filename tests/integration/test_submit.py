@@ -106,7 +106,7 @@ def cluster() -> Iterator[Cluster]:
             for one in ours:
                 if one.is_running():
                     getattr(one, signal_name)()
-            _, ours = psutil.wait_procs(ours, timeout=10)
+            _, ours = psutil.wait_procs(ours, timeout=3)
         shutil.rmtree(folder, ignore_errors=True)
         assert not said, f"the head ended before the tests did: {said}"
 
@@ -293,7 +293,8 @@ class Link:
     def close(self) -> None:
         """Drop what is carried, and take no more."""
         self._is_open = False
-        self._door.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # closed before
+            self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
         for one in self._carried:
             with suppress(OSError):
@@ -330,34 +331,27 @@ class Link:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def start_talker(cluster: Cluster, name: str, seconds: float) -> None:
-    """Start a job that writes a line every tenth of a second."""
-    talk = f"import time; [(print('line', i, 'x' * 40), time.sleep(0.1)) for i in range({int(seconds * 10)})]"
+def test_a_log_is_followed_through_dropped_connections_and_given_up_where_the_server_stays_away(cluster: Cluster) -> None:
+    talk = "import time; [(print('line', i, 'x' * 40), time.sleep(0.1)) for i in range(6000)]"
     subprocess.run(
-        [BIN / "ray", "job", "submit", "--no-wait", "--submission-id", name, "--", "python", "-c", talk],
+        [BIN / "ray", "job", "submit", "--no-wait", "--submission-id", "talker", "--", "python", "-c", talk],
         env=cluster.environment(RAY_AUTH_MODE="token"), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
+    with closing(Link(cluster.address)) as dropping, closing(Link(cluster.address)) as lost:
+        dropping.cut_after = 3000
+        patient = cluster.start("logs", "talker", "poll_s=5", RAY_API_SERVER_ADDRESS=dropping.address)
+        impatient = cluster.start("logs", "talker", "poll_s=5", "patience_s=3", RAY_API_SERVER_ADDRESS=lost.address)
+        assert impatient.stdout is not None
+        assert any(line.startswith("line 5 ") for line in impatient.stdout)
+        lost.close()
+        gone = finished(impatient)
+        assert gone.code == 1
+        assert f"{lost.address} is out of reach for patience_s=3, while the job may go on" in gone.err
 
-
-def test_the_log_survives_dropped_connections_without_a_line_lost_or_repeated(cluster: Cluster) -> None:
-    start_talker(cluster, "talker", seconds=12)
-    with closing(Link(cluster.address)) as link:
-        link.cut_after = 3000
-        done = cluster.submit("logs", "talker", "poll_s=5", RAY_API_SERVER_ADDRESS=link.address)
-        assert link.num_cut >= 2
-    assert done.code == 0, done.err
-    assert [int(n) for n in re.findall(r"^line (\d+) x{40}$", done.out, re.MULTILINE)] == list(range(120))
-
-
-def test_a_job_server_that_stays_away_ends_the_following_and_not_the_job(cluster: Cluster) -> None:
-    start_talker(cluster, "lonely", seconds=600)
-    link = Link(cluster.address)
-    follower = cluster.start("logs", "lonely", "poll_s=5", "patience_s=3", RAY_API_SERVER_ADDRESS=link.address)
-    assert follower.stdout is not None
-    assert any(line.startswith("line 5 ") for line in follower.stdout)
-    link.close()
-    done = finished(follower)
-    assert done.code == 1
-    assert f"{link.address} is out of reach for patience_s=3, while the job may go on" in done.err
-    assert "RUNNING" in cluster.submit("status", "lonely").out
-    assert "STOPPED" in cluster.submit("stop", "lonely").out
+        wait_for(lambda: dropping.num_cut >= 3)
+        assert "STOPPED" in cluster.submit("stop", "talker").out
+        done = finished(patient)
+    assert done.code == 4, done.err
+    said = [int(number) for number in re.findall(r"^line (\d+) x{40}$", done.out, re.MULTILINE)]
+    assert said == list(range(len(said))) and len(said) > 100
+    assert said[-1] == int(re.findall(r"^line (\d+) x{40}$", cluster.submit("logs", "talker").out, re.MULTILINE)[-1])

@@ -47,6 +47,8 @@ class Job:
         self.run = folder / "disk" / "run"
         self.codes: list[int] = []
         """How each driver has ended."""
+        self.failures: list[str] = []
+        """What those said last that have failed."""
         self.seen: dict[str, Part] = {}
         self.rewritten: list[tuple[str, Part, Part]] = []
         self.has_company = False
@@ -116,6 +118,8 @@ class Job:
         is_killed = code == -signal.SIGKILL and driver.pid in self._killed
         # Before the job has handlers of its own, a signal ends the process by itself.
         is_early = code in (-signal.SIGTERM, -signal.SIGINT) and time.monotonic() - self._started < _IMPORTS_S
+        if code == ExitCode.FAILED:
+            self.failures.append(self.said().strip().rpartition("\n")[2])
         if not (code in expected or is_killed or is_early):
             raise Broken(f"exit code {code} was not expected; the driver said:\n{self.said()}")
         return code

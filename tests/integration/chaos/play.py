@@ -50,7 +50,7 @@ def play(case: Case, cluster: RayCluster, folder: Path, rng: Random, log: Log) -
     finally:
         for process in [*job.drivers(), *job.workers()]:
             process.kill()
-    log({"codes": job.codes, "seconds": _since(started), **vars(counts)})
+    log({"codes": job.codes, "failures": job.failures, "seconds": _since(started), **vars(counts)})
     return counts
 
 

@@ -100,7 +100,7 @@ def test_random_faults_lose_and_double_nothing(played: Play) -> None:
 
 @pytest.mark.slow  # a minute and a half
 def test_a_driver_whose_cluster_is_gone_ends_by_itself_and_the_run_goes_on_on_another_one(played: Play) -> None:
-    counts, log = played(case("cluster killed"))
+    _, log = played(case("cluster killed"))
     assert happened(log) == ["cluster killed"]
     assert log[0]["what"].startswith("exit 1 ")
     assert log[-1]["codes"] == [1, 0], log

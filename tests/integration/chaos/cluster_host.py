@@ -5,10 +5,12 @@ written its answer; the end of the input ends all.
 """
 
 import json
+import logging
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import ray
@@ -17,6 +19,11 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
 _NODE = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
 # A frozen node is dead after five seconds; at Ray's defaults it takes half a minute.
 _HEALTH_CHECK = {
@@ -29,15 +36,16 @@ _HEALTH_CHECK = {
 
 def main(num_nodes: int) -> None:
     """Start a head without CPUs and so many nodes of one CPU, and obey until the input ends."""
-    cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 0, "_system_config": _HEALTH_CHECK})
+    head = {**_NODE, "num_cpus": 0, "_system_config": _HEALTH_CHECK}
+    cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     # One after the other, six seconds each: the kernel ends a node with the thread that started it.
-    nodes = {node.node_id: node for node in (cluster.add_node(**_NODE, num_cpus=1) for _ in range(num_nodes))}
+    nodes = {node.node_id: node for node in (_add(cluster) for _ in range(num_nodes))}
     _say({"address": cluster.address, "nodes": {name: _raylet(node) for name, node in nodes.items()}})
     for line in sys.stdin:
         command, *arguments = line.split()
         match command:
             case "add":
-                node = cluster.add_node(**_NODE, num_cpus=1)
+                node = _add(cluster)
                 nodes[node.node_id] = node
                 _say({"node": node.node_id, "raylet": _raylet(node)})
             case "kill":
@@ -48,6 +56,20 @@ def main(num_nodes: int) -> None:
     for node in reversed(cluster.list_all_nodes()):
         _kill(cluster, node)
     reset_ray_address()
+
+
+def _add(cluster: Cluster) -> Node:
+    return _patiently(lambda: cluster.add_node(**_NODE, num_cpus=1))
+
+
+def _patiently(start: Callable[[], T]) -> T:
+    """Try again where the machine is so busy that a node takes longer to start than the 30 seconds that Ray allows."""
+    for _ in range(_TRIES - 1):
+        try:
+            return start()
+        except Exception:
+            logger.exception("a node did not start; trying again")  # Ray raises nothing narrower here
+    return start()
 
 
 def _kill(cluster: Cluster, node: Node) -> None:

@@ -174,7 +174,7 @@ def _wait(answer: Any) -> Any:
         raise BoardLost(str(error).strip().partition("\n")[0]) from None
 
 
-def end(life: Life) -> bool:
+def end_process(life: Life) -> bool:
     """End a worker's process, whatever state it is in, by a task on its node; returns whether it was still there."""
     there = NodeAffinitySchedulingStrategy(life.node_id, soft=False)
     try:

@@ -100,6 +100,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
     context.max_consecutive_actor_init_deaths = _INIT_DEATHS
     # A worker is handed no more shards than it works on, so the pool is never more than 100 % busy, where Ray would grow it.
     context.autoscaling_config.actor_pool_util_upscaling_threshold = _GROW_WHEN_BUSY
+    # Let no worker go before all shards are handed out: at Ray's 50 %, one that has just loaded goes before it is given any.
+    context.autoscaling_config.actor_pool_util_downscaling_threshold = 0.0
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
     at_once = shards_at_once([len(batches_of(shard)) for shard in shards], most)

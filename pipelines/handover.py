@@ -59,12 +59,17 @@ def raise_failure(summary: pa.Table) -> None:
 
 
 def check_folder(job: Job) -> None:
-    """Refuse to write where the driver will not look: a local path is another folder on each node of a cluster."""
+    """Refuse to write where the driver will not look: a local path is another folder on each node of a cluster.
+
+    Raises ConfigError, also where this node may not read the folder, and TimeoutError where its storage stays away.
+    """
     try:
         record = json.loads(job.run.read(RUN_FILE))
     except (FileNotFoundError, ValueError):
         record = {}
-    except Exception as error:
+    except TimeoutError:
+        raise
+    except Exception as error:  # storage clients raise kinds of their own where they find no credentials
         raise ConfigError(
             f"output.path={job.run.url} cannot be read on the node {socket.gethostname()}: {type(error).__name__}: {error}; "
             "every node needs its own credentials for it, from its environment or its role"

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from pipelines import board
-from pipelines.board import Board, BoardLost
+from pipelines.board import Board, BoardLost, end_process
 from pipelines.cluster import HeadSilent, RoundLost, draining_nodes
 from pipelines.config import ClusterConfig
 from pipelines.errors import RunFailed
@@ -72,7 +71,9 @@ class Watch:
             except (TimeoutError, HeadSilent):
                 silent_s = time.monotonic() - self._head_answered
                 if silent_s > _HEAD_PATIENCE_S:
-                    self._failure = RunFailed(f"the head of the Ray cluster has not answered for {silent_s:.0f} s")
+                    self._failure = RunFailed(
+                        f"the head of the Ray cluster has not answered for {silent_s:.0f} s; start the cluster again"
+                    )
             except BoardLost as error:
                 self._failure = RunFailed(f"Ray has lost the board that workers report to: {error}")
 
@@ -87,7 +88,7 @@ class Watch:
     def _look_at_workers(self) -> None:
         limit_s = self._settings.hang_timeout_s
         for life in self._board.silent(limit_s):
-            if board.end(life):
+            if end_process(life):
                 logger.error("worker %s gave no sign of life for %.0f s (cluster.hang_timeout_s): ended", life.worker, limit_s)
         now = time.monotonic()
         if self._board.num_alive(within_s=3 * self._settings.heartbeat_s):

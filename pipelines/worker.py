@@ -65,11 +65,14 @@ class Worker:
         self._is_loading = True
         self._num_shards = 0
         self._num_moves = 0
-        self._refusal: ConfigError | None = None
+        self._refusal: ConfigError | TimeoutError | None = None
         self._lifeline = Lifeline(line, self._origin.worker, job.config.cluster.heartbeat_s, self._is_busy)
         try:
             self._load()
-        except ConfigError as error:  # raised by the first shard: Ray would start an actor that fails here over and over
+        except (
+            ConfigError,
+            TimeoutError,
+        ) as error:  # raised by the first shard: Ray would start an actor that fails here over and over
             self._refusal = error
         self._is_loading = False
 

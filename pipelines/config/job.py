@@ -56,7 +56,7 @@ class ClusterConfig(Strict):
     heartbeat_s: PositiveFloat
     """How often a worker notes down that it still runs, and what it has cost."""
     start_timeout_s: PositiveFloat
-    """How long to wait until the cluster has room for the first worker."""
+    """How long to wait while the cluster has no room for any worker, at the start or later."""
     load_timeout_s: PositiveFloat
     """How long a worker may take to load the model before it is taken for stuck, and replaced."""
     hang_timeout_s: PositiveFloat

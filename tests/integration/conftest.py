@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,20 +70,35 @@ class Fournee:
         return ds.dataset(self.folder / "results").to_table()
 
 
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """A Ray cluster that lives as long as the tests; it ends with the process that started it."""
+@contextmanager
+def ray_cluster(**environment: str) -> Iterator[str]:
+    """A Ray cluster for the block, with more in the environment of its nodes; it ends with the process that started it."""
     script = (
         "import ray, sys; context = ray.init(address='local', include_dashboard=False, num_cpus=4, log_to_driver=False);"
         "print(context.address_info['address'], flush=True); sys.stdin.read(); ray.shutdown()"
     )
-    head = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    head = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
     assert head.stdin is not None and head.stdout is not None
     address = head.stdout.readline().strip()
     assert address, "the Ray cluster did not start"
-    yield address
-    head.stdin.close()
-    head.wait(60)
+    try:
+        yield address
+    finally:
+        head.stdin.close()
+        head.wait(60)
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster that lives as long as the tests."""
+    with ray_cluster() as address:
+        yield address
 
 
 @pytest.fixture

@@ -60,21 +60,20 @@ def happened(log: Sequence[dict[str, Any]]) -> list[str]:
 def test_a_killed_node_is_done_without_and_costs_at_most_what_it_had_in_flight(played: Play) -> None:
     counts, log = played(case("node killed", workers=1))
     assert happened(log) == ["node killed"]
-    assert set(log[-1]["codes"]) == {0}, log
+    assert log[-1]["codes"] == [0], log
     assert 0 < counts.wasted_batches <= 20  # an echo engine works on 16, and 4 more may be ready for it
 
 
 def test_a_worker_on_a_node_that_is_about_to_go_finishes_what_it_has_and_wastes_nothing(played: Play) -> None:
     counts, log = played(case("node drained"))
     assert happened(log) == ["node drained"]
-    assert (set(log[-1]["codes"]), counts.wasted_batches) == ({0}, 0), log
+    assert (log[-1]["codes"], counts.wasted_batches) == ([0], 0), log
 
 
 def test_a_worker_that_pauses_goes_on_and_one_that_hangs_is_replaced(played: Play) -> None:
-    counts, log = played(case("worker paused", "worker hangs"))
+    counts, log = played(case("worker paused", "worker hangs", workers=1))
     assert happened(log) == ["worker paused", "worker hangs"]
-    assert set(log[-1]["codes"]) == {0}, log
-    assert counts.workers >= 3 and counts.deaths <= 1  # whoever hung with nothing in its engine leaves no suspicion
+    assert (log[-1]["codes"], counts.workers, counts.deaths) == ([0], 2, 1), log
 
 
 def test_a_zombie_that_commits_late_changes_no_row(played: Play) -> None:
@@ -94,8 +93,9 @@ def test_a_changed_input_and_a_second_driver_are_refused(played: Play) -> None:
 def test_random_faults_lose_and_double_nothing(played: Play) -> None:
     kinds = ("driver killed", "driver stopped", "worker killed", "worker terminated", "node killed", "disk full")
     drawn = draw_case(Random(SEED), {kind: WEIGHTS[kind] for kind in kinds})
-    counts, log = played(replace(drawn, faults=drawn.faults[:5]))
-    assert happened(log)  # as many of the five as strike before a fast machine is through
+    slow = {**drawn.settings, "engine.seconds_per_token": 0.25}  # so that none comes too late
+    counts, log = played(replace(drawn, settings=slow, faults=drawn.faults[:5]))
+    assert len(happened(log)) == 5
     assert (counts.lost, counts.doubled) == (0, 0)
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pytest
 
 from jobs import batch
 from pipelines.storage import Folder, arrow_file_system
-from tests.integration.conftest import Done, Fournee
+from tests.integration.conftest import Done, Fournee, ray_cluster
 from tests.integration.s3_server import BUCKET, Server, running
 from tests.unit.test_storage import (  # noqa: F401 - collected here too, with a folder on S3
     test_a_block_that_raises_leaves_what_was_there_and_nothing_else,
@@ -71,20 +70,8 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 @pytest.fixture(scope="module")
 def s3_cluster(server: Server) -> Iterator[str]:
     """A Ray cluster whose nodes have the credentials in their environment: workers get no others."""
-    script = (
-        "import ray, sys; context = ray.init(address='local', include_dashboard=False, num_cpus=4, log_to_driver=False);"
-        "print(context.address_info['address'], flush=True); sys.stdin.read(); ray.shutdown()"
-    )
-    environment = {**os.environ, **server.environment}
-    head = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert head.stdin is not None and head.stdout is not None
-    address = head.stdout.readline().strip()
-    assert address, "the Ray cluster did not start"
-    yield address
-    head.stdin.close()
-    head.wait(60)
+    with ray_cluster(**server.environment) as address:
+        yield address
 
 
 @dataclass(frozen=True)

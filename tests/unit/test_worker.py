@@ -5,6 +5,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import lifeline, worker
+from pipelines.batch import job_of
 from pipelines.config import BatchConfig
 from pipelines.engines import Ticket
 from pipelines.errors import ConfigError, EngineDead, ExitCode, RunFailed
+from pipelines.handover import check_folder
 from pipelines.heartbeat import deaths
 from pipelines.lifeline import Order
 from pipelines.parts import committed, part_name
+from pipelines.placement import Placement
 from pipelines.plan import make_shards
 from pipelines.rows import Request
 from pipelines.run import Run
@@ -363,3 +367,32 @@ def test_a_worker_that_is_told_to_stop_commits_what_is_in_its_engine_and_hands_b
 
     answer(config)
     assert sorted(row["id"] for row in results(run)) == sorted(row["id"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised"),
+    [
+        (
+            PermissionError("403 Forbidden"),
+            pytest.raises(ConfigError, match=r"cannot be read on the node .*its own credentials"),
+        ),
+        (TimeoutError("given up after 300 s"), pytest.raises(TimeoutError, match="given up")),
+    ],
+)
+def test_a_node_that_may_not_read_the_run_is_told_from_storage_that_stays_away(
+    batch_config: Config,
+    jsonl: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Exception,
+    raised: AbstractContextManager[Any],
+) -> None:
+    config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "run")))
+    run, plan, _ = answer(config, most_shards=0)
+
+    def refuse(folder: Folder, name: str) -> bytes:
+        raise refusal
+
+    monkeypatch.setattr(Folder, "read", refuse)
+    with raised:
+        check_folder(job_of(config, run, plan, Placement("cpu", 1, {})))

@@ -82,16 +82,21 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether the driver runs; when it has just ended, its exit code is noted."""
-        if self._driver is not None and self._driver.poll() is not None:
-            self.note(self._driver)
-            self._driver = None
+        """Whether the driver runs."""
+        self._look_at_driver()
         return self._driver is not None
 
     @property
     def is_finished(self) -> bool:
         """Whether a driver has ended well."""
+        self._look_at_driver()
         return ExitCode.OK in self.codes
+
+    def _look_at_driver(self) -> None:
+        """Note down the exit code of a driver that has ended."""
+        if self._driver is not None and self._driver.poll() is not None:
+            ended, self._driver = self._driver, None
+            self.note(ended)
 
     @property
     def driver(self) -> subprocess.Popen[bytes]:

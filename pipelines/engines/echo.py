@@ -44,7 +44,7 @@ class EchoEngine:
         self._config = config
         self._prompt = prompt
         self._clock = FairClock()
-        self._num_answered = 0
+        self._num_steps = 0
         self._pool = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="echo")
 
     def prepare(self, request: Request) -> _Prepared:
@@ -86,8 +86,8 @@ class EchoEngine:
         return self._clock.busy_s()
 
     def num_steps(self) -> int:
-        """How many batches have been answered."""
-        return self._num_answered
+        """How many times a batch has moved on by one token."""
+        return self._num_steps
 
     def describe(self) -> dict[str, Any]:
         """The limits that a report shows."""
@@ -104,9 +104,10 @@ class EchoEngine:
         lengths = [self._num_output_tokens(request) for request in prepared]
         step_s = self._config.seconds_per_token
         if step_s:
-            time.sleep(step_s * max(lengths, default=0))
+            for _ in range(max(lengths)):
+                time.sleep(step_s)
+                self._num_steps += 1
         share_s = self._clock.end(mark, len(prepared))
-        self._num_answered += 1
         for index, (request, length) in enumerate(zip(prepared, lengths, strict=True)):
             ticket.settle(index, partial(self._outcome, request, length, step_s, share_s))
 

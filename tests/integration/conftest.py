@@ -134,7 +134,8 @@ def wait_until() -> Callable[[Callable[[], bool], "subprocess.Popen[str]"], None
 
 
 def engine_config(engine: str) -> BatchConfig:
-    own = [f"engine.max_model_len={MAX_MODEL_LEN}"] if engine == "echo" else ["engine.kwargs.max_num_seqs=8"]
+    echo = [f"engine.max_model_len={MAX_MODEL_LEN}", "engine.seconds_per_token=0.001"]
+    own = echo if engine == "echo" else ["engine.kwargs.max_num_seqs=8"]
     return parse_config(
         compose_settings(
             "batch", [f"engine={engine}", f"model.max_model_len={MAX_MODEL_LEN}", f"sampling.max_tokens={MAX_TOKENS}", *own]

@@ -62,6 +62,12 @@ def test_token_counts_reasons_and_times_hold_together(engine: Engine) -> None:
         assert one.generation_s >= 0
 
 
+def test_an_engine_that_decodes_moves_on_with_every_token(engine: Engine) -> None:
+    before = engine.num_steps()
+    (answer,) = answers(ask(engine, "Tell me a long story about the sea."))
+    assert engine.num_steps() - before >= answer.completions[0].num_output_tokens > 1
+
+
 def test_the_shares_of_all_answers_add_up_to_the_busy_time(engine: Engine) -> None:
     before = engine.busy_s()
     shares = sum(one.engine_s for one in answers(ask(engine, *["Count to ten.", "Hello!", "Name a colour."] * 5)))

@@ -17,14 +17,16 @@ from pipelines.config import BatchConfig, VllmEngineConfig
 from pipelines.engines.vllm.options import check_options
 from pipelines.errors import Stopped
 from pipelines.handover import Job
+from pipelines.heartbeat import heartbeats
 from pipelines.lease import Lease, hold, wait_until_free
+from pipelines.meter import Meter, SpendingLimit
 from pipelines.model import check_chat_template, pinned_revision
 from pipelines.parts import committed, failures
 from pipelines.placement import Placement
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
 from pipelines.preflight import check_space, check_writable
-from pipelines.progress import progress
+from pipelines.progress import Pace, progress
 from pipelines.requests import RequestBuilder
 from pipelines.run import SUCCESS_FILE, Run, begin_attempt, find_run, open_run
 from pipelines.sources import Source, list_sources
@@ -111,16 +113,19 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
     )  # fmt: skip
     check_writable(run.folder)
     check_space(run.folder, todo.num_rows)
-    budget = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
+    before = heartbeats(run.folder)
+    failing = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
     with connect(config) as placement:
+        meter = Meter(config.pricing, placement.num_accelerators, before)
+        pace, spending = Pace(plan.num_rows, done_rows, meter), SpendingLimit(config.budget, config.cluster.drain_s)
+        spending.check(meter)
         job, board = job_of(config, run, plan, placement), Board()
-        cost_per_s = config.pricing.price_per_accelerator_hour * placement.num_accelerators / 3600
-        showing = progress(config, board, total_rows=plan.num_rows, done_rows=done_rows, cost_per_worker_s=cost_per_s)
-        with showing as pace:
+        with progress(config, board, pace):
 
             def check() -> None:
                 lease.check()
-                budget.check(pace.num_failed, pace.num_left)
+                failing.check(pace.num_failed, pace.num_left)
+                spending.check(meter)
 
             def answer_round(batches: pa.Table) -> None:
                 shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)

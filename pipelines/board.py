@@ -42,7 +42,7 @@ class _Board:
 
     def __init__(self) -> None:
         self._totals = dict.fromkeys(_SUMMED, 0)
-        self._committers: set[str] = set()
+        self._lives: dict[Life, tuple[float, float]] = {}
         self._last_sign_s: dict[Life, float] = {}
         self._last_busy_s = time.monotonic()
         self._drained: set[str] = set()
@@ -50,16 +50,17 @@ class _Board:
         self._leaving: frozenset[str] = frozenset()
         self._orders = asyncio.Condition()
 
-    async def committed(self, worker: str, numbers: dict[str, int]) -> None:
-        self._committers.add(worker)
+    async def committed(self, numbers: dict[str, int]) -> None:
         for name in _SUMMED:
             self._totals[name] += numbers[name]
 
     async def alive(self, life: Life, is_busy: bool) -> None:
+        now = time.monotonic()
+        self._lives[life] = (self._lives.get(life, (now, now))[0], now)
         if is_busy:
-            self._last_busy_s = time.monotonic()
+            self._last_busy_s = now
         if life.worker not in self._drained:
-            self._last_sign_s[life] = time.monotonic()
+            self._last_sign_s[life] = now
 
     async def drained(self, worker: str) -> None:
         self._drained.add(worker)
@@ -82,8 +83,14 @@ class _Board:
             self._leaving = node_ids
             self._orders.notify_all()
 
-    async def totals(self) -> dict[str, int]:
-        return {**self._totals, "num_workers": len(self._committers)}
+    async def totals(self) -> dict[str, float]:
+        since = min((first for first, _ in self._lives.values()), default=time.monotonic())
+        return {
+            **self._totals,
+            "worker_s": sum(last - first for first, last in self._lives.values()),
+            "wall_s": time.monotonic() - since,
+            "num_workers": len(self._last_sign_s),
+        }
 
     async def idle_s(self) -> float:
         return time.monotonic() - self._last_busy_s
@@ -109,9 +116,9 @@ class Board:
 
     # What a worker says and hears.
 
-    def committed(self, worker: str, numbers: dict[str, int]) -> None:
+    def committed(self, numbers: dict[str, int]) -> None:
         """Report a batch: how many rows, failures and tokens are new. Does not wait."""
-        self._actor.committed.remote(worker, numbers)
+        self._actor.committed.remote(numbers)
 
     def alive(self, worker: str, *, is_busy: bool) -> None:
         """Give a sign of life, and say whether there is anything to do. Does not wait."""
@@ -136,9 +143,9 @@ class Board:
 
     # What the driver asks and says; each raises TimeoutError where it takes too long, and BoardLost.
 
-    def totals(self) -> dict[str, int]:
-        """How many rows, failures and tokens were committed, by how many workers."""
-        totals: dict[str, int] = _wait(self._actor.totals.remote())
+    def totals(self) -> dict[str, float]:
+        """How many rows, failures and tokens were committed; for how long there were workers, and how long each, added up."""
+        totals: dict[str, float] = _wait(self._actor.totals.remote())
         return totals
 
     def num_alive(self, within_s: float) -> int:

@@ -6,18 +6,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pyarrow as pa
 
 from pipelines.engines import Engine
 from pipelines.machine import describe_hardware
 from pipelines.poison import Cell, Suspicions
+from pipelines.rows import Work
 from pipelines.run import ATTEMPTS
-from pipelines.schema import WORKER
-from pipelines.statistics import Origin
+from pipelines.statistics import Age, Origin
 from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
@@ -30,9 +28,9 @@ class Heartbeat:
         self._run = run
         self._origin = origin
         self._started_at_s = time.time()
-        self._ready_at_s: float | None = None
-        self._busy_s: Callable[[], float] = lambda: 0.0
-        self._engine: str | None = None
+        self._started = time.perf_counter()  # a clock that is set right must not change what a lifetime is
+        self._loading_s: float | None = None
+        self._engine: Engine | None = None
         self._death: str | None = None
         self._hardware = describe_hardware()
         self._num_batches = 0
@@ -46,9 +44,8 @@ class Heartbeat:
 
     def ready(self, engine: Engine) -> None:
         """The engine is loaded; from now on it tells how long it worked."""
-        self._ready_at_s = time.time()
-        self._busy_s = engine.busy_s
-        self._engine = json.dumps(engine.describe())
+        self._loading_s = time.perf_counter() - self._started
+        self._engine = engine
 
     def died(self, reason: str) -> None:
         """The engine is dead, and so will be the worker: leave the reason behind."""
@@ -88,6 +85,11 @@ class Heartbeat:
         """One more batch is committed."""
         self._num_batches += 1
 
+    def age(self) -> Age:
+        """How old and how busy the worker is; the engine is asked first, so that it never was busier than it is old."""
+        busy_s = self._engine.clock.busy_s() if self._engine else 0.0
+        return Age(time.perf_counter() - self._started, busy_s)
+
     def _beat_forever(self) -> None:
         while True:
             time.sleep(self._interval_s)
@@ -99,8 +101,7 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        now = time.time()
-        lifetime_s = now - self._started_at_s
+        engine, age = self._engine, self.age()
         line = {
             "worker": self._origin.worker,
             "attempt": self._origin.attempt,
@@ -109,14 +110,15 @@ class Heartbeat:
             "accelerator": self._origin.accelerator,
             "num_accelerators": self._origin.num_accelerators,
             "started_at": int(self._started_at_s * 1e6),
-            "lifetime_s": lifetime_s,
-            "loading_s": (self._ready_at_s or now) - self._started_at_s,
-            "busy_s": self._busy_s(),
+            **age._asdict(),
+            "loading_s": age.lifetime_s if self._loading_s is None else self._loading_s,
+            "request_s": engine.clock.request_s() if engine else 0.0,
             "num_batches": self._num_batches,
+            **(engine.work() if engine else Work())._asdict(),
+            "price_per_accelerator_hour": self._origin.pricing.paid_per_accelerator_hour,
             "currency": self._origin.pricing.currency,
-            "cost": self._origin.cost(lifetime_s),
             "hardware": self._hardware,
-            "engine": self._engine,
+            "engine": json.dumps(engine.describe()) if engine else None,
             "in_flight": sorted(self._in_flight.copy()),
             "death": self._death,
         }
@@ -127,12 +129,9 @@ class Heartbeat:
             logger.warning("%s could not be written", name, exc_info=True)
 
 
-def worker_table(run: Folder) -> pa.Table:
-    """`stats/workers.parquet` from the last heartbeats of all attempts."""
-    beats = [
-        {**beat, "num_in_flight": len({batch_id for batch_id, *_ in beat["in_flight"]})} for beat in _beats(run, "worker-")
-    ]
-    return pa.Table.from_pylist(beats, schema=WORKER)
+def heartbeats(run: Folder) -> list[dict[str, Any]]:
+    """The last heartbeats of all workers of all attempts."""
+    return _beats(run, "worker-")
 
 
 def deaths(run: Folder, attempt: int) -> list[str]:

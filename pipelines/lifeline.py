@@ -21,7 +21,7 @@ Order = Literal["stop", "leave"]
 class Line(Protocol):
     """A worker's line to its driver (`pipelines.board.Board`)."""
 
-    def committed(self, worker: str, numbers: dict[str, int]) -> None:
+    def committed(self, numbers: dict[str, int]) -> None:
         """Report a batch: how many rows, failures and tokens are new."""
 
     def alive(self, worker: str, *, is_busy: bool) -> None:

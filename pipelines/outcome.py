@@ -15,7 +15,8 @@ from urllib3.util import Retry
 
 from pipelines.config import BatchConfig
 from pipelines.errors import ExitCode
-from pipelines.heartbeat import worker_table
+from pipelines.heartbeat import heartbeats
+from pipelines.ledger import cost_of, worker_table
 from pipelines.parts import committed, read_statistics
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.run import Run
@@ -59,7 +60,7 @@ class Status(BaseModel):
     num_failed: int | None = None
     num_left: int | None = None
     cost: float | None = None
-    """What the workers of all attempts have cost."""
+    """What the run has cost, over all attempts; while it is not finished, what its workers have."""
     currency: str | None = None
     started_at: datetime
     ended_at: datetime | None = None
@@ -176,8 +177,8 @@ def _totals(summary: Summary) -> dict[str, Any]:
         "num_ok": summary.num_ok,
         "num_failed": summary.num_failed,
         "num_left": 0,
-        "cost": summary.cost,
-        "currency": summary.currency,
+        "cost": summary.costs.total,
+        "currency": summary.costs.currency,
     }
 
 
@@ -186,7 +187,7 @@ def _so_far(run: Run, config: BatchConfig) -> dict[str, Any]:
     folder = replace(run.folder, patience_s=_PATIENCE_S)
     found: dict[str, Any] = {"currency": config.pricing.currency}
     try:
-        found["cost"] = float(pc.sum(worker_table(folder)["cost"]).as_py() or 0.0)
+        found["cost"] = cost_of(worker_table(heartbeats(folder)))
         if folder.exists(PLAN_FILE):
             plan, done = Plan.load(folder), committed(folder)
             num_left = pc.sum(plan.without(done)["num_rows"]).as_py() or 0

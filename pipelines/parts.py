@@ -103,6 +103,7 @@ def result_table(
         "num_cached_tokens": [a and a.num_cached_tokens for a in answers],
         "num_output_tokens": [a and sum(one.num_output_tokens for one in a.completions) for a in answers],
         "num_truncated_tokens": [a and a.num_truncated_tokens for a in answers],
+        "arrived_at": [a and int(a.engine_time.arrived_at_s * 1e6) for a in answers],
         "queue_s": [a and a.queue_s for a in answers],
         "ttft_s": [a and a.ttft_s for a in answers],
         "generation_s": [a and a.generation_s for a in answers],

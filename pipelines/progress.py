@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from pipelines.board import Board, BoardLost
 from pipelines.config import BatchConfig
+from pipelines.meter import Meter
 
 _POLL_S = 0.5
 _WINDOW_S = 60.0  # the rate shown is that of the last minute
@@ -22,27 +23,25 @@ logger = logging.getLogger(__name__)
 class Pace:
     """What has been done in this attempt, and how fast."""
 
-    def __init__(self, total_rows: int, done_rows: int, num_workers: int, cost_per_worker_s: float):
+    def __init__(self, total_rows: int, done_rows: int, meter: Meter):
         self.total_rows = total_rows
         self.done_rows = done_rows
         self.num_failed = 0
         self._num_tokens = 0
-        self._num_workers = num_workers
+        self._meter = meter
         self._first_rows = done_rows
-        self._cost_per_worker_s = cost_per_worker_s
-        self._started = time.perf_counter()
-        self._recent: deque[tuple[float, int, int]] = deque([(self._started, done_rows, 0)])
+        self._recent: deque[tuple[float, int, int]] = deque([(time.perf_counter(), done_rows, 0)])
 
     @property
     def num_left(self) -> int:
         """Rows that are still to do."""
         return self.total_rows - self.done_rows
 
-    def update(self, totals: dict[str, int]) -> None:
+    def update(self, totals: Mapping[str, float]) -> None:
         """Take the board's sums."""
-        self.done_rows = self._first_rows + totals["num_rows"]
-        self.num_failed, self._num_tokens = totals["num_failed"], totals["num_output_tokens"]
-        self._num_workers = max(self._num_workers, totals["num_workers"])
+        self._meter.update(totals)
+        self.done_rows = self._first_rows + int(totals["num_rows"])
+        self.num_failed, self._num_tokens = int(totals["num_failed"]), int(totals["num_output_tokens"])
         now = time.perf_counter()
         if totals["num_rows"] == 0:  # loading does not count towards the speed
             self._recent.clear()
@@ -50,7 +49,7 @@ class Pace:
         while now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
 
-    def describe(self, currency: str) -> str:
+    def describe(self) -> str:
         """One line: rows, tokens per second, cost so far, time left, failures."""
         start, rows, tokens = self._recent[0]
         span_s = max(time.perf_counter() - start, 1e-9)
@@ -59,23 +58,21 @@ class Pace:
             left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left"
         else:
             left = "loading" if self.done_rows == self._first_rows else "no batch for a minute"
-        cost = (time.perf_counter() - self._started) * self._num_workers * self._cost_per_worker_s
         return (
             f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._num_tokens - tokens) / span_s:,.1f} output tokens/s · "
-            f"{cost:.4f} {currency} · {left} · {self.num_failed:,} failed"
+            f"{self._meter.cost:.4f} {self._meter.currency} · {left} · {self.num_failed:,} failed"
         )
 
 
 @contextmanager
-def progress(config: BatchConfig, board: Board, *, total_rows: int, done_rows: int, cost_per_worker_s: float) -> Iterator[Pace]:
-    """Show during the block what the workers report to the board; the pace that it gives follows."""
-    pace = Pace(total_rows, done_rows, num_workers=config.cluster.workers, cost_per_worker_s=cost_per_worker_s)
+def progress(config: BatchConfig, board: Board, pace: Pace) -> Iterator[None]:
+    """Show during the block what the workers report to the board; the pace follows."""
     done = threading.Event()
     show = _show_live if Console(stderr=True).is_terminal else _show_lines
     thread = threading.Thread(target=show, args=(config, pace, board, done), name="progress", daemon=True)
     thread.start()
     try:
-        yield pace
+        yield
     finally:
         done.set()
         thread.join()
@@ -86,7 +83,7 @@ def _show_live(config: BatchConfig, pace: Pace, board: Board, done: threading.Ev
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=pace.total_rows)
         for _ in _fetch(pace, board, done):
-            bar.update(task, completed=pace.done_rows, description=pace.describe(config.pricing.currency))
+            bar.update(task, completed=pace.done_rows, description=pace.describe())
 
 
 def _show_lines(config: BatchConfig, pace: Pace, board: Board, done: threading.Event) -> None:
@@ -94,7 +91,7 @@ def _show_lines(config: BatchConfig, pace: Pace, board: Board, done: threading.E
     for is_last in _fetch(pace, board, done):
         if is_last or time.perf_counter() - last >= config.progress_interval_s:
             last = time.perf_counter()
-            logger.info("%s", pace.describe(config.pricing.currency))
+            logger.info("%s", pace.describe())
 
 
 def _fetch(pace: Pace, board: Board, done: threading.Event) -> Iterator[bool]:

@@ -89,22 +89,33 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield (
         "time",
         (
-            f"{summary.wall_s:,.1f} s with workers ({summary.loading_s:,.1f} s loading), "
+            f"{summary.wall_s:,.1f} s with workers, "
             f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s), {summary.num_deaths} of them died"
         ),
     )
     for name, label in _SHOWN_LATENCIES.items():
         values = summary.latencies[name]
         yield label, f"p50 {_number(values.p50, 3)} s, p95 {_number(values.p95, 3)} s, p99 {_number(values.p99, 3)} s"
-    price = f"{summary.record['pricing']['price_per_accelerator_hour']:g} {summary.currency} per accelerator-hour"
-    yield "cost", f"{summary.cost:.4f} {summary.currency} (worker lifetimes at {price})"
+    yield from _cost_lines(summary)
+
+
+def _cost_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    costs, currency = summary.costs, summary.costs.currency
+    parts = {name: getattr(costs, name) for name in ("loading", "prefill", "decode", "idle", "lost", "overhead")}
+    shares = [f"{name} {part / costs.total:.0%}" for name, part in parts.items() if part and costs.total]
+    yield "cost", f"{costs.total:.4f} {currency}" + (f": {', '.join(shares)}" if shares else "")
+    spread = {
+        "output": costs.per_million_output_tokens,
+        "input + output": costs.per_million_total_tokens,
+        "uncached": costs.per_million_uncached_tokens,
+    }
+    yield f"{currency} per million", ", ".join(f"{_number(price, 2)} {over}" for over, price in spread.items()) + " tokens"
     yield (
-        "per million tokens",
-        (
-            f"{_number(summary.cost_per_million_output_tokens, 2)} {summary.currency} output, "
-            f"{_number(summary.cost_per_million_total_tokens, 2)} {summary.currency} input + output"
-        ),
+        "  input and output apart",
+        f"{_number(costs.input_per_million_tokens, 2)} input, {_number(costs.output_per_million_tokens, 2)} output",
     )
+    for hosted in costs.hosted:
+        yield f"  {escape(hosted.name)}", f"{hosted.cost:.4f} {currency} for the same tokens"
 
 
 def _table(title: str) -> Table:

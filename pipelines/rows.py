@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -104,6 +104,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTime:
+    """When a request came to the engine (seconds since the epoch), and its share of the engine's time (`fair_clock`)."""
+
+    arrived_at_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What an engine gave for one request; times in seconds."""
 
@@ -113,8 +122,7 @@ class Answer:
     queue_s: float
     ttft_s: float
     generation_s: float
-    engine_s: float
-    """Its share of the engine's busy time."""
+    engine_time: EngineTime
     num_truncated_tokens: int = 0
     """Tokens that were cut from the prompt."""
     prompt_logprobs: list[list[dict[str, Any]]] | None = None
@@ -126,6 +134,16 @@ class Answer:
 
 
 Outcome = Answer | RowError
+
+
+class Work(NamedTuple):
+    """What an engine has done so far, whatever became of it."""
+
+    num_generated_tokens: int = 0
+    num_flops: int = 0
+    """Floating-point operations of each accelerator, as the engine estimates them; 0 where it does not."""
+    num_moved_bytes: int = 0
+    """Bytes that each accelerator read from its memory and wrote to it, likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,17 @@ _COMPLETION = pa.struct(
     ]
 )
 
+_SHARE = pa.struct(
+    [
+        pa.field("worker", pa.string(), nullable=False),
+        pa.field("prefill_s", pa.float64(), nullable=False),
+        pa.field("decode_s", pa.float64(), nullable=False),
+        pa.field("cost", pa.float64(), nullable=False),
+        pa.field("lifetime_s", pa.float64(), nullable=False),  # the worker's age when it committed
+        pa.field("busy_s", pa.float64(), nullable=False),  # and for how long its engine had been busy by then
+    ]
+)
+
 PLAN = pa.schema(
     [
         pa.field("batch_id", pa.int64(), nullable=False),
@@ -50,6 +61,7 @@ RESULT = pa.schema(
         pa.field("num_cached_tokens", pa.int64()),
         pa.field("num_output_tokens", pa.int64()),
         pa.field("num_truncated_tokens", pa.int64()),  # cut from the prompt, before num_prompt_tokens was counted
+        pa.field("arrived_at", pa.timestamp("us", tz="UTC")),  # in the engine
         pa.field("queue_s", pa.float64()),  # from arrival in the engine to the first scheduling
         pa.field("ttft_s", pa.float64()),  # from arrival in the engine to the first token
         pa.field("generation_s", pa.float64()),  # from the first token to the last
@@ -84,7 +96,9 @@ BATCH = pa.schema(
         pa.field("num_output_tokens", pa.int64(), nullable=False),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("wall_s", pa.float64(), nullable=False),  # from handing the batch to the engine to its last answer
-        pa.field("engine_s", pa.float64(), nullable=False),  # its share of the engine's busy time
+        pa.field("prefill_s", pa.float64(), nullable=False),  # its share of the engine's time, until first tokens
+        pa.field("decode_s", pa.float64(), nullable=False),  # and after them
+        pa.field("shares", pa.list_(_SHARE), nullable=False),  # of whose engines: several where failed rows were answered again
         pa.field("output_tokens_per_s", pa.float64()),  # over wall_s
         pa.field("total_tokens_per_s", pa.float64()),
         *(pa.field(f"{name}_{q}", pa.float64()) for name in LATENCIES for q in _QUANTILES),
@@ -98,7 +112,7 @@ BATCH = pa.schema(
         pa.field("num_accelerators", pa.int64(), nullable=False),
         pa.field("attempt", pa.int64(), nullable=False),
         pa.field("currency", pa.string(), nullable=False),
-        pa.field("cost", pa.float64(), nullable=False),  # engine_s x accelerators x price
+        pa.field("cost", pa.float64(), nullable=False),  # (prefill_s + decode_s) x accelerators x price
         pa.field("cost_per_million_output_tokens", pa.float64()),
         pa.field("cost_per_million_total_tokens", pa.float64()),
     ]
@@ -113,10 +127,18 @@ WORKER = pa.schema(
         pa.field("accelerator", pa.string(), nullable=False),
         pa.field("num_accelerators", pa.int64(), nullable=False),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("lifetime_s", pa.float64(), nullable=False),  # up to its last heartbeat
+        pa.field("lifetime_s", pa.float64(), nullable=False),  # up to its last sign; the sum of the next five
         pa.field("loading_s", pa.float64(), nullable=False),
-        pa.field("busy_s", pa.float64(), nullable=False),  # at least one request in the engine
+        pa.field("prefill_s", pa.float64(), nullable=False),  # of committed batches
+        pa.field("decode_s", pa.float64(), nullable=False),  # of committed batches
+        pa.field("idle_s", pa.float64(), nullable=False),  # nothing ran in its engine
+        pa.field("lost_s", pa.float64(), nullable=False),  # it worked on what it did not commit
+        pa.field("request_s", pa.float64(), nullable=False),  # each busy second, once for every request that ran in it
         pa.field("num_batches", pa.int64(), nullable=False),  # committed
+        pa.field("num_generated_tokens", pa.int64(), nullable=False),  # whatever became of them
+        pa.field("num_flops", pa.int64(), nullable=False),  # of each accelerator, as vLLM estimates them
+        pa.field("num_moved_bytes", pa.int64(), nullable=False),  # to and from each accelerator's memory, likewise
+        pa.field("price_per_accelerator_hour", pa.float64(), nullable=False),
         pa.field("currency", pa.string(), nullable=False),
         pa.field("cost", pa.float64(), nullable=False),  # lifetime_s x accelerators x price
         pa.field("hardware", pa.string(), nullable=False),  # the node's GPUs or processor

@@ -1,16 +1,17 @@
 """What a batch came to: sums, rates, quantiles and cost, from the rows of its part."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import PricingConfig
-from pipelines.rows import Batch
+from pipelines.rows import Answer, Batch
 from pipelines.schema import BATCH
 
 
@@ -28,25 +29,44 @@ class Origin:
 
     def cost(self, seconds: float) -> float:
         """What so many seconds of this worker's accelerators cost: seconds / 3600 x accelerators x price per hour."""
-        return seconds / 3600 * self.num_accelerators * self.pricing.price_per_accelerator_hour
+        return seconds / 3600 * self.num_accelerators * self.pricing.paid_per_accelerator_hour
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a batch was handed to the engine (seconds since the epoch), and the time that it took."""
+    """When a batch was handed to the engine (seconds since the epoch), and how long its last answer took from there."""
 
     started_at_s: float
     wall_s: float
-    """Until its last answer."""
-    engine_s: float
-    """Its share of the engine's busy time."""
 
 
-def statistics_of(batch: Batch, table: pa.Table, timing: Timing, origin: Origin) -> dict[str, Any]:
+class Age(NamedTuple):
+    """How old a worker is, and for how much of that something ran in its engine."""
+
+    lifetime_s: float
+    busy_s: float
+
+
+def share_of(answers: Iterable[Answer], origin: Origin, age: Age) -> dict[str, Any]:
+    """What answers took of a worker's engine, by the time that it had this age."""
+    times = [answer.engine_time for answer in answers]
+    prefill_s, decode_s = math.fsum(one.prefill_s for one in times), math.fsum(one.decode_s for one in times)
+    return {
+        "worker": origin.worker,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "cost": origin.cost(prefill_s + decode_s),
+        **age._asdict(),
+    }
+
+
+def statistics_of(
+    batch: Batch, table: pa.Table, timing: Timing, shares: Sequence[dict[str, Any]], origin: Origin
+) -> dict[str, Any]:
     """Sum up a batch from its rows: the line of `stats/batches.parquet` as JSON values, and which batch of which run it is."""
     ok = table.filter(pc.equal(table["status"], "ok"))
     num_prompt, num_output = _sum(ok["num_prompt_tokens"]), _sum(ok["num_output_tokens"])
-    cost = origin.cost(timing.engine_s)
+    prefill_s, decode_s, cost = (math.fsum(share[name] for share in shares) for name in ("prefill_s", "decode_s", "cost"))
     return {
         "fingerprint": origin.fingerprint,
         "source": batch.source,
@@ -60,7 +80,9 @@ def statistics_of(batch: Batch, table: pa.Table, timing: Timing, origin: Origin)
         "num_output_tokens": num_output,
         "started_at": int(timing.started_at_s * 1e6),
         "wall_s": timing.wall_s,
-        "engine_s": timing.engine_s,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "shares": shares,
         "output_tokens_per_s": tokens_per_s(num_output, timing.wall_s),
         "total_tokens_per_s": tokens_per_s(num_prompt + num_output, timing.wall_s),
         **_latency_quantiles(table),

@@ -31,7 +31,7 @@ from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
 from pipelines.rows import Answer, Batch, Block, Request, Settled
 from pipelines.sources import check_unchanged, is_bad_file
-from pipelines.statistics import Origin, Timing, progress_of, statistics_of
+from pipelines.statistics import Age, Origin, Timing, progress_of, share_of, statistics_of
 from pipelines.storage import Folder
 
 
@@ -163,21 +163,20 @@ class Steps:
             settled.append(Settled(entry.request, outcome))
         return settled
 
-    def commit(
-        self, work: Work, settled: Sequence[Settled], started_at_s: float, wall_s: float
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    def commit(self, work: Work, settled: Sequence[Settled], timing: Timing, age: Age) -> tuple[dict[str, Any], dict[str, int]]:
         """Write the batch's part; returns its statistics, and how many rows, failures and tokens are new."""
         batch, block, part = work.batch, work.block, work.part
-        engine_s = sum(one.answer.engine_s for one in settled if one.answer is not None)
+        answers = [one.answer for one in settled if one.answer is not None]
+        shares = [share_of(answers, self._origin, age)]
         deaths = work.suspicions.num_deaths(batch.batch_id)
         attempts = [1 + deaths + work.attempts_before(place) for place in block.places]
         table = fresh = result_table(batch, block, list(self._ids(batch, block)), settled, attempts)
         if part is not None:
             before = statistics_in(part)
             table = merged(part, fresh, block.places)
-            started_at_s, wall_s = before["started_at"] / 1e6, before["wall_s"] + wall_s
-            engine_s += before["engine_s"]
-        statistics = statistics_of(batch, table, Timing(started_at_s, wall_s, engine_s), self._origin)
+            timing = Timing(before["started_at"] / 1e6, before["wall_s"] + timing.wall_s)
+            shares = [*before["shares"], *shares]
+        statistics = statistics_of(batch, table, timing, shares, self._origin)
         commit(self._run, table, statistics, self._config.output.compression)
         return statistics, progress_of(fresh)
 

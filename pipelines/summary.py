@@ -12,15 +12,18 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.budget import allowed_failures
 from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.costs import Costs, Tokens, costs_of
+from pipelines.engine_use import EngineUse, engine_use
 from pipelines.errors import ExitCode, RunFailed
-from pipelines.heartbeat import worker_table
+from pipelines.heartbeat import heartbeats
 from pipelines.latencies import Quantiles, latencies
+from pipelines.ledger import PHASES, check_ledger, wall_s_of, worker_table
 from pipelines.openai_results import write_openai
 from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
 from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
 from pipelines.schema import BATCH
-from pipelines.statistics import batch_table, cost_per_million, tokens_per_s
+from pipelines.statistics import batch_table, tokens_per_s
 
 SUMMARY_FILE = "stats/summary.json"
 
@@ -46,6 +49,8 @@ class Summary(BaseModel):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_generated_tokens: int
+    """Every token that came out of an engine, also those of failed rows and of lost work."""
     num_batches: int
     num_attempts: int
     num_workers: int
@@ -55,22 +60,20 @@ class Summary(BaseModel):
     wall_s: float
     """From the first worker's start to the last heartbeat, summed over the attempts."""
     worker_s: float
-    """The sum of all workers' lifetimes."""
+    """The sum of all workers' lifetimes, and of the next five (`pipelines.ledger`)."""
     loading_s: float
-    engine_s: float
-    """Of them, with at least one request in the engine."""
+    prefill_s: float
+    decode_s: float
+    idle_s: float
+    lost_s: float
     output_tokens_per_s: float | None
     """Over `wall_s`: loading and idling included."""
     total_tokens_per_s: float | None
     busy_output_tokens_per_s: float | None
-    """Over `engine_s`: what one busy engine gives."""
+    """Over `prefill_s` + `decode_s`: what one busy engine gives."""
+    engine_use: EngineUse
     latencies: dict[str, Quantiles]
-    currency: str
-    cost: float
-    """`worker_s` x accelerators x price: what the workers cost, loading and idling included."""
-    cost_basis: str
-    cost_per_million_output_tokens: float | None
-    cost_per_million_total_tokens: float | None
+    costs: Costs
     record: dict[str, Any]
     """What it takes to do this run again: model, versions, hardware, sampling, input, command."""
 
@@ -80,7 +83,7 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
 
     Raises RunFailed where the parts do not match the plan.
     """
-    batches, workers = verify(run, plan), worker_table(run.folder)
+    batches, workers = verify(run, plan)
     summary = _sum_up(run, plan, config, batches, workers)
     _write_table(run, "stats/batches.parquet", batches)
     _write_table(run, "stats/workers.parquet", workers)
@@ -100,10 +103,10 @@ def read_summary(run: Run, config: BatchConfig) -> Summary:
     return summary.model_copy(update={"exit_code": code})
 
 
-def verify(run: Run, plan: Plan) -> pa.Table:
-    """Check that every batch has its part, and every part the rows of its batch; return `stats/batches.parquet`.
+def verify(run: Run, plan: Plan) -> tuple[pa.Table, pa.Table]:
+    """Check that every batch has its part, every part the rows of its batch, and every second of every worker its use.
 
-    Raises RunFailed that names what is missing or wrong.
+    Returns `stats/batches.parquet` and `stats/workers.parquet`. Raises RunFailed that names what is missing or wrong.
     """
     batches = plan.batches.select(["batch_id", "source", "first_row", "num_rows"])
     planned = batches["batch_id"].to_pylist()
@@ -118,7 +121,10 @@ def verify(run: Run, plan: Plan) -> pa.Table:
             _check_part(line, batch, run.fingerprint)
         tables.append(batch_table(statistics))
         start += len(statistics)
-    return pa.concat_tables(tables)
+    table = pa.concat_tables(tables)
+    workers = worker_table(heartbeats(run.folder), table)
+    check_ledger(workers, table)
+    return table, workers
 
 
 def _check_part(found: dict[str, Any], batch: dict[str, Any], fingerprint: str) -> None:
@@ -148,7 +154,8 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
 
     num_rows, num_failed = total("num_rows"), total("num_failed")
     num_prompt, num_output = total("num_prompt_tokens"), total("num_output_tokens")
-    wall_s, cost, engine_s = _wall_s(workers), _sum(workers, "cost"), _sum(batches, "engine_s")
+    tokens = Tokens(num_prompt, total("num_cached_tokens"), num_output)
+    wall_s, spent_s = wall_s_of(workers), {phase: _sum(workers, phase) for phase in PHASES}
     return Summary(
         exit_code=exit_code(config, num_rows, num_failed, len(plan.bad_files)),
         engine=config.engine.kind,
@@ -162,25 +169,22 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         bad_files={file.path: file.reason for file in plan.bad_files},
         finish_reasons=_counts(batches["finish_reasons"]),
         num_prompt_tokens=num_prompt,
-        num_cached_tokens=total("num_cached_tokens"),
+        num_cached_tokens=tokens.cached,
         num_output_tokens=num_output,
+        num_generated_tokens=int(_sum(workers, "num_generated_tokens")),
         num_batches=len(batches),
         num_attempts=run.attempt,
         num_workers=len(workers),
         num_deaths=len(workers) - workers["death"].null_count,
         wall_s=wall_s,
         worker_s=_sum(workers, "lifetime_s"),
-        loading_s=_sum(workers, "loading_s"),
-        engine_s=engine_s,
+        **spent_s,
         output_tokens_per_s=tokens_per_s(num_output, wall_s),
         total_tokens_per_s=tokens_per_s(num_prompt + num_output, wall_s),
-        busy_output_tokens_per_s=tokens_per_s(num_output, engine_s),
+        busy_output_tokens_per_s=tokens_per_s(num_output, spent_s["prefill_s"] + spent_s["decode_s"]),
+        engine_use=engine_use(workers, config.pricing),
         latencies=latencies(run.folder, plan.batches["batch_id"].to_pylist()),
-        currency=config.pricing.currency,
-        cost=cost,
-        cost_basis="worker lifetimes x accelerators x price per accelerator-hour",
-        cost_per_million_output_tokens=cost_per_million(cost, num_output),
-        cost_per_million_total_tokens=cost_per_million(cost, num_prompt + num_output),
+        costs=costs_of(workers, config.pricing, tokens, wall_s),
         record=_record(run, config, workers),
     )
 
@@ -207,19 +211,9 @@ def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
         "hardware": {"driver": last["driver"], "workers": hardware.to_pylist()},
         "engine": engines[-1] if engines else None,
         "concurrency": {"workers": config.cluster.workers, "max_workers": config.cluster.max_workers},
-        "pricing": config.pricing.model_dump(),
+        "pricing": config.pricing.model_dump(mode="json"),
         "command": last["command"],
     }
-
-
-def _wall_s(workers: pa.Table) -> float:
-    """Seconds during which the run had workers: for each attempt, from the first start to the last heartbeat."""
-    spans: dict[int, tuple[float, float]] = {}
-    for line in workers.select(["attempt", "started_at", "lifetime_s"]).to_pylist():
-        start = line["started_at"].timestamp()
-        first, last = spans.get(line["attempt"], (start, start))
-        spans[line["attempt"]] = (min(first, start), max(last, start + line["lifetime_s"]))
-    return sum(last - first for first, last in spans.values())
 
 
 def _sum(table: pa.Table, name: str) -> float:

@@ -29,7 +29,7 @@ from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
 from pipelines.poison import Cell
 from pipelines.rows import Batch, Settled
-from pipelines.statistics import Origin
+from pipelines.statistics import Origin, Timing
 from pipelines.steps import Entry, Steps, Work
 from pipelines.watchdog import Watchdog
 
@@ -156,7 +156,7 @@ class Worker:
             for cell in work.cells:
                 settled += await self._settle(work, cell)
             wall_s = time.perf_counter() - started
-            statistics: dict[str, Any] = await _in(self._committers, self._commit, work, settled, started_at_s, wall_s)
+            statistics: dict[str, Any] = await _in(self._committers, self._commit, work, settled, Timing(started_at_s, wall_s))
             return statistics
         except _HandedBack:
             return None
@@ -191,10 +191,10 @@ class Worker:
             if not work.is_suspect:
                 self._ahead.release()
 
-    def _commit(self, work: Work, settled: Sequence[Settled], started_at_s: float, wall_s: float) -> dict[str, Any]:
-        statistics, progress = self._steps.commit(work, settled, started_at_s, wall_s)
+    def _commit(self, work: Work, settled: Sequence[Settled], timing: Timing) -> dict[str, Any]:
+        statistics, progress = self._steps.commit(work, settled, timing, self._heartbeat.age())
         self._heartbeat.committed()
-        self._line.committed(self._origin.worker, progress)
+        self._line.committed(progress)
         self._num_moves += 1
         return statistics
 

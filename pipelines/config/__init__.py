@@ -36,7 +36,7 @@ from pipelines.config.input import (
     SqlInput,
     TableInput,
 )
-from pipelines.config.job import ClusterConfig, ErrorsConfig, OutputConfig, PricingConfig
+from pipelines.config.job import BudgetConfig, ClusterConfig, ErrorsConfig, HostedPrice, OutputConfig, PricingConfig
 from pipelines.config.strict import Strict, Text, TextOrList
 from pipelines.config.submit import SubmitConfig
 from pipelines.suggest import shown
@@ -45,6 +45,7 @@ __all__ = [
     "FORMS",
     "AnyInput",
     "BatchConfig",
+    "BudgetConfig",
     "ClusterConfig",
     "CsvInput",
     "DeltaInput",
@@ -55,6 +56,7 @@ __all__ = [
     "FilesInput",
     "FilterStep",
     "FunctionStep",
+    "HostedPrice",
     "HuggingFaceInput",
     "IcebergInput",
     "InputConfig",
@@ -92,6 +94,7 @@ class BatchConfig(Strict):
     postprocess: PostprocessConfig
     output: OutputConfig
     errors: ErrorsConfig
+    budget: BudgetConfig
     pricing: PricingConfig
     cluster: ClusterConfig
     run_date: date | None

@@ -28,15 +28,59 @@ class ErrorsConfig(Strict):
     max_failed_rows: Annotated[int, Field(ge=0)] | None
 
 
+class HostedPrice(Strict):
+    """What a hosted API asks for a million tokens, to compare with."""
+
+    name: Text
+    input_per_million_tokens: NonNegativeFloat
+    output_per_million_tokens: NonNegativeFloat
+    source: Text
+
+
 class PricingConfig(Strict):
-    """What an accelerator costs."""
+    """What an accelerator costs, and what else a run costs."""
 
     accelerator: Text
+    market: Literal["on_demand", "spot"]
+    """Which of the two prices is paid."""
     price_per_accelerator_hour: NonNegativeFloat
-    """On CPUs the whole worker counts as one accelerator."""
+    """On demand. On CPUs the whole worker counts as one accelerator."""
+    spot_price_per_accelerator_hour: NonNegativeFloat | None
+    overhead_per_hour: NonNegativeFloat
+    """What runs beside the workers as long as there are any: the head node, nodes without accelerators."""
+    overhead_per_run: NonNegativeFloat
+    """What a run costs however long it takes: storage, requests to it."""
     currency: Text
     source: Text
-    """Where the price stands, and of which day it is."""
+    """Where the prices stand, and of which day they are."""
+    peak_tflops: PositiveFloat | None
+    """What the accelerator can compute at most in the model's number format; null where it is not known."""
+    peak_memory_gb_per_s: PositiveFloat | None
+    """What the accelerator can read from its memory at most."""
+    hosted: tuple[HostedPrice, ...]
+    """For the report's line on what hosted APIs ask for the same tokens."""
+
+    @property
+    def paid_per_accelerator_hour(self) -> float:
+        """The price that counts."""
+        if self.market == "on_demand":
+            return self.price_per_accelerator_hour
+        assert self.spot_price_per_accelerator_hour is not None, "checked below"
+        return self.spot_price_per_accelerator_hour
+
+    @model_validator(mode="after")
+    def _check(self) -> "PricingConfig":
+        if self.market == "spot" and self.spot_price_per_accelerator_hour is None:
+            raise ValueError("pricing.market=spot needs a price: set pricing.spot_price_per_accelerator_hour")
+        return self
+
+
+class BudgetConfig(Strict):
+    """How much a run may cost and take, over all of its attempts. It is stopped, resumable, before it goes past either."""
+
+    max_cost: PositiveFloat | None
+    max_hours: PositiveFloat | None
+    """With workers, as `wall_s` counts them."""
 
 
 class ClusterConfig(Strict):

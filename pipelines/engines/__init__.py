@@ -5,8 +5,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from pipelines.config import BatchConfig, Device, EchoEngineConfig
+from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import EngineDead
-from pipelines.rows import Outcome, Request
+from pipelines.rows import Outcome, Request, Work
 
 
 class Ticket:
@@ -55,8 +56,12 @@ class Engine(Protocol):
     def submit(self, prepared: Sequence[Any]) -> Ticket:
         """Take the prepared requests of a batch."""
 
-    def busy_s(self) -> float:
-        """Seconds so far in which at least one request was in the engine."""
+    @property
+    def clock(self) -> FairClock:
+        """The time that its requests share."""
+
+    def work(self) -> Work:
+        """What it has done so far."""
 
     def num_steps(self) -> int:
         """How often the engine has moved on so far: where this stands still while it holds requests, it hangs."""

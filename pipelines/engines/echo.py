@@ -16,9 +16,9 @@ from typing import Any
 
 from pipelines.config import EchoEngineConfig, PromptConfig
 from pipelines.engines import Ticket
-from pipelines.engines.fair_clock import FairClock
+from pipelines.engines.fair_clock import FairClock, Share
 from pipelines.errors import ErrorKind, RowError
-from pipelines.rows import Answer, Completion, Outcome, Request
+from pipelines.rows import Answer, Completion, EngineTime, Outcome, Request, Work
 from pipelines.truncate import truncate
 
 _BATCHES_AT_ONCE = 16
@@ -43,8 +43,9 @@ class EchoEngine:
     def __init__(self, config: EchoEngineConfig, prompt: PromptConfig):
         self._config = config
         self._prompt = prompt
-        self._clock = FairClock()
+        self.clock = FairClock()
         self._num_steps = 0
+        self._num_generated = 0
         self._pool = ThreadPoolExecutor(_BATCHES_AT_ONCE, thread_name_prefix="echo")
 
     def prepare(self, request: Request) -> _Prepared:
@@ -81,9 +82,9 @@ class EchoEngine:
             self._pool.submit(self._answer, ticket)
         return ticket
 
-    def busy_s(self) -> float:
-        """Seconds so far in which at least one request was in the engine."""
-        return self._clock.busy_s()
+    def work(self) -> Work:
+        """How many words came out so far."""
+        return Work(self._num_generated)
 
     def num_steps(self) -> int:
         """How many times a batch has moved on by one token."""
@@ -96,25 +97,32 @@ class EchoEngine:
     def _answer(self, ticket: Ticket) -> None:
         prepared: Sequence[_Prepared] = ticket.prepared
         ticket.admitted.set_result(None)
+        arrived_at_s = time.time()
         if any(request.is_deadly for request in prepared):
             os._exit(1)
-        mark = self._clock.start(len(prepared))
+        share = Share(len(prepared))
+        self.clock.advance()
+        self.clock.enter(share)
         if any(request.is_endless for request in prepared):
             threading.Event().wait()
         lengths = [self._num_output_tokens(request) for request in prepared]
         step_s = self._config.seconds_per_token
-        if step_s:
-            for _ in range(max(lengths)):
-                time.sleep(step_s)
-                self._num_steps += 1
-        share_s = self._clock.end(mark, len(prepared))
+        for step in range(max(lengths) if step_s else 1):
+            time.sleep(step_s)
+            self._num_steps += 1
+            self.clock.advance()
+            if step == 0:
+                self.clock.first_token(share)
+        self.clock.leave(share)
+        self._num_generated += sum(lengths)
+        engine_time = EngineTime(arrived_at_s, share.prefill_s, share.decode_s)
         for index, (request, length) in enumerate(zip(prepared, lengths, strict=True)):
-            ticket.settle(index, partial(self._outcome, request, length, step_s, share_s))
+            ticket.settle(index, partial(self._outcome, request, length, step_s, engine_time))
 
     def _num_output_tokens(self, request: _Prepared) -> int:
         return min(len(request.words), request.max_tokens, self._config.max_model_len - len(request.words))
 
-    def _outcome(self, request: _Prepared, length: int, step_s: float, share_s: float) -> Outcome:
+    def _outcome(self, request: _Prepared, length: int, step_s: float, engine_time: EngineTime) -> Outcome:
         if request.is_refused:
             return RowError(ErrorKind.ENGINE_REFUSED, f"the prompt contains engine.refuse_text={self._config.refuse_text!r}")
         reason = "stop" if length == len(request.words) else "length"
@@ -126,7 +134,7 @@ class EchoEngine:
             queue_s=0.0,
             ttft_s=step_s,
             generation_s=step_s * max(0, length - 1),
-            engine_s=share_s,
+            engine_time=engine_time,
             num_truncated_tokens=request.num_truncated_tokens,
         )
 

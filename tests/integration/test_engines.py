@@ -69,9 +69,21 @@ def test_an_engine_that_decodes_moves_on_with_every_token(engine: Engine) -> Non
 
 
 def test_the_shares_of_all_answers_add_up_to_the_busy_time(engine: Engine) -> None:
-    before = engine.busy_s()
-    shares = sum(one.engine_s for one in answers(ask(engine, *["Count to ten.", "Hello!", "Name a colour."] * 5)))
-    assert shares == pytest.approx(engine.busy_s() - before, rel=0.05, abs=1e-3)
+    before, generated = engine.clock.busy_s(), engine.work().num_generated_tokens
+    found = answers(ask(engine, *["Count to ten.", "Hello!", "Name a colour."] * 5))
+    shares = [(one.engine_time.prefill_s, one.engine_time.decode_s) for one in found]
+    assert sum(prefill_s + decode_s for prefill_s, decode_s in shares) == pytest.approx(engine.clock.busy_s() - before)
+    assert all(prefill_s > 0 and decode_s > 0 for prefill_s, decode_s in shares)
+    assert engine.work().num_generated_tokens - generated == sum(one.completions[0].num_output_tokens for one in found)
+
+
+def test_more_requests_than_run_at_once_take_turns_and_each_second_is_charged_once(engine: Engine) -> None:
+    before_s, before_request_s = engine.clock.busy_s(), engine.clock.request_s()
+    found = answers(ask(engine, *[f"Tell me about the number {n}." for n in range(40)]))
+    busy_s, request_s = engine.clock.busy_s() - before_s, engine.clock.request_s() - before_request_s
+    assert sum(one.engine_time.prefill_s + one.engine_time.decode_s for one in found) == pytest.approx(busy_s)
+    most = engine.describe()["max_num_seqs"]
+    assert 0.5 * min(most, 40) < request_s / busy_s <= min(most, 40)
 
 
 def test_a_prompt_that_is_too_long_fails_alone_and_names_the_limit(engine: Engine) -> None:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from openai.types import CreateEmbeddingResponse
 
+from pipelines.ledger import PHASES
 from tests.integration.conftest import Fournee
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +45,14 @@ def test_make_demo_answers_the_prompts_that_ship(tmp_path: Path) -> None:
     batches = pq.read_table(folder / "stats" / "batches.parquet").to_pylist()
     for name in ("num_prompt_tokens", "num_output_tokens"):
         assert summary[name] == sum(row[name] for row in rows) == sum(batch[name] for batch in batches)
-    assert summary["engine_s"] == pytest.approx(sum(batch["engine_s"] for batch in batches))
-    assert summary["engine_s"] + summary["loading_s"] <= summary["worker_s"]
-    assert summary["cost_per_million_output_tokens"] == pytest.approx(summary["cost"] * 1e6 / summary["num_output_tokens"])
+    for phase in ("prefill_s", "decode_s"):
+        assert 0 < summary[phase] == pytest.approx(sum(batch[phase] for batch in batches))
+    assert sum(summary[phase] for phase in PHASES) == pytest.approx(summary["worker_s"])
+    costs = summary["costs"]
+    assert costs["per_million_output_tokens"] == pytest.approx(costs["total"] * 1e6 / summary["num_output_tokens"])
     assert summary["record"]["model"]["digest"].startswith("sha256:")
     assert {"ray", "torch", "fournee"} <= set(summary["record"]["versions"])
-    for said in ("64: 64 ok, 0 failed", "output tokens/s", "time to first token", "p99", "per million tokens", "Paris"):
+    for said in ("64: 64 ok, 0 failed", "output tokens/s", "time to first token", "p99", "USD per million", "Paris"):
         assert said in done.stdout
 
     again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from pipelines.config import CsvInput, FileInput, InputConfig, JsonlInput, ParquetInput
+from pipelines.config import CsvInput, FileInput, InputConfig, JsonlInput, ParquetInput, PricingConfig
 from pipelines.plan import Plan, make_plan
 from pipelines.readers import read_batches
 from pipelines.rows import Batch, Block
@@ -19,6 +19,20 @@ from pipelines.storage import Folder
 settings.register_profile("unit", deadline=None, max_examples=40)
 settings.load_profile("unit")
 
+
+PRICING = PricingConfig(
+    accelerator="H100",
+    market="on_demand",
+    price_per_accelerator_hour=3600.0,
+    spot_price_per_accelerator_hour=None,
+    overhead_per_hour=0.0,
+    overhead_per_run=0.0,
+    currency="USD",
+    source="a test",
+    peak_tflops=None,
+    peak_memory_gb_per_s=None,
+    hosted=(),
+)
 
 _CSV = {"delimiter": ",", "quote": '"', "encoding": "utf-8", "columns": None}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jobs import cli
 from jobs.terminal import inline_diff, one_line
-from pipelines.config import BatchConfig, PricingConfig
+from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, ErrorKind, ExitCode, Flag, RunFailed
 from pipelines.inspection import WrittenRun, read_run
 from pipelines.inspection.comparison import compare
@@ -26,13 +26,13 @@ from pipelines.parts import commit
 from pipelines.plan import BadFile, Plan
 from pipelines.rows import Batch
 from pipelines.schema import PLAN, result_schema
-from pipelines.statistics import Origin, Timing, statistics_of
+from pipelines.statistics import Age, Origin, Timing, share_of, statistics_of
 from pipelines.storage import Folder
 from pipelines.summary import finish
+from tests.unit.conftest import PRICING
 from tests.unit.story import answer, echo
 
 ROOT = Path(__file__).parents[2]
-PRICING = PricingConfig(accelerator="CPU", price_per_accelerator_hour=1, currency="USD", source="a test")
 FINGERPRINT = "f" * 64
 
 Row = dict[str, Any]
@@ -89,7 +89,7 @@ def write_run(
 
 def write_part(folder: Folder, batch: Batch, table: pa.Table, fingerprint: str = FINGERPRINT) -> None:
     origin = Origin(fingerprint, "w", "n", "CPU", 1, 1, PRICING)
-    commit(folder, table, statistics_of(batch, table, Timing(0.0, 1.0, 1.0), origin), "zstd")
+    commit(folder, table, statistics_of(batch, table, Timing(0.0, 1.0), [share_of([], origin, Age(1.0, 0.0))], origin), "zstd")
 
 
 def rows_of_a_source() -> st.SearchStrategy[list[Row]]:

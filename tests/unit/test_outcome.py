@@ -65,7 +65,7 @@ def test_a_finished_run_tells_its_totals(config: BatchConfig) -> None:
     assert (told["status"], told["exit_code"]) == ("partial", 3)
     assert told["message"] == "40 rows: 38 ok, 2 failed (missing_value 2); more than allowed"
     assert [told[f"num_{name}"] for name in ("rows", "ok", "failed", "left")] == [40, 38, 2, 0]
-    assert (told["cost"], told["currency"]) == (summary.cost, config.pricing.currency)
+    assert (told["cost"], told["currency"]) == (summary.costs.total, config.pricing.currency)
     assert (told["run_folder"], told["fingerprint"]) == (run.folder.url, run.fingerprint)
     assert told["started_at"] < told["ended_at"]
 

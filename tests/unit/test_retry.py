@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batch import find_todo
@@ -71,7 +72,12 @@ def test_only_the_failed_rows_are_answered_again_and_take_their_own_places(
     kept = {name: run.folder.read(f"results/{name}") for name in ("part-00000001.parquet", "part-00000003.parquet")}
     assert kept == {name: before[name] for name in kept}
     assert second.num_output_tokens == first.num_output_tokens + 6
-    assert second.engine_s >= first.engine_s
+    shares = {
+        line["batch_id"]: [share["worker"] for share in line["shares"]]
+        for line in pq.read_table(run.folder.path("stats/batches.parquet")).to_pylist()
+    }
+    assert [len(set(shares[batch_id])) for batch_id in range(4)] == [2, 1, 2, 1]  # both workers are paid for
+    assert second.prefill_s + second.decode_s > first.prefill_s + first.decode_s
 
 
 def test_rows_that_fail_again_stay_failed_and_are_counted_once(batch_config: Config, jsonl: Jsonl, tmp_path: Path) -> None:

@@ -19,14 +19,16 @@ from pipelines import lifeline, worker
 from pipelines.batch import job_of
 from pipelines.config import BatchConfig
 from pipelines.engines import Ticket
+from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import ConfigError, EngineDead, ExitCode, RunFailed
 from pipelines.handover import check_folder
 from pipelines.heartbeat import deaths
+from pipelines.ledger import PHASES
 from pipelines.lifeline import Order
 from pipelines.parts import committed, part_name
 from pipelines.placement import Placement
 from pipelines.plan import make_shards
-from pipelines.rows import Request
+from pipelines.rows import Request, Work
 from pipelines.run import Run
 from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.storage import Folder
@@ -112,12 +114,15 @@ def test_statistics_have_their_schema_and_add_up(batch_config: Config, jsonl: Ca
     assert workers.schema.equals(WORKER)
     for name in ("num_rows", "num_ok", "num_failed", "num_prompt_tokens", "num_output_tokens"):
         assert sum(batches[name].to_pylist()) == getattr(summary, name), name
-    assert sum(batches["engine_s"].to_pylist()) == pytest.approx(summary.engine_s)
-    assert summary.engine_s == pytest.approx(workers["busy_s"].to_pylist()[0], rel=0.01)
-    assert summary.engine_s < summary.worker_s
-    assert summary.cost == pytest.approx(summary.worker_s)  # 3600 an hour is 1 a second
-    assert sum(batches["cost"].to_pylist()) == pytest.approx(summary.engine_s)
-    assert summary.cost_per_million_output_tokens == pytest.approx(summary.cost * 1e6 / 150)
+    for phase in ("prefill_s", "decode_s"):
+        assert sum(batches[phase].to_pylist()) == pytest.approx(sum(workers[phase].to_pylist())) == getattr(summary, phase)
+    assert sum(getattr(summary, phase) for phase in PHASES) == pytest.approx(summary.worker_s)
+    assert 0 < summary.prefill_s < summary.decode_s  # one word, and two more
+    assert summary.lost_s == pytest.approx(0, abs=1e-6)
+    assert summary.costs.total == pytest.approx(summary.worker_s)  # 3600 an hour is 1 a second
+    assert sum(batches["cost"].to_pylist()) == pytest.approx(summary.prefill_s + summary.decode_s)
+    assert summary.costs.per_million_output_tokens == pytest.approx(summary.costs.total * 1e6 / 150)
+    assert summary.num_generated_tokens == summary.num_output_tokens
     assert summary.latencies["ttft_s"].p50 == pytest.approx(0.002, rel=0.005)
     assert batches["finish_reasons"].to_pylist()[0] == [("stop", 10)]
 
@@ -129,7 +134,7 @@ def test_a_run_without_rows_is_a_success_with_nulls_for_rates(batch_config: Conf
     run, plan, _ = answer(config)
     summary = finish(run, plan, config)
     assert summary.exit_code == ExitCode.OK
-    assert (summary.num_rows, summary.output_tokens_per_s, summary.cost_per_million_output_tokens) == (0, None, None)
+    assert (summary.num_rows, summary.output_tokens_per_s, summary.costs.per_million_output_tokens) == (0, None, None)
     assert summary.latencies["ttft_s"].p99 is None
 
 
@@ -279,8 +284,10 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
             ticket.fail(EngineDead("CUDA error: an illegal memory access was encountered"))
             return ticket
 
-        def busy_s(self) -> float:
-            return 0.0
+        clock = FairClock()
+
+        def work(self) -> Work:
+            return Work()
 
         def describe(self) -> dict[str, Any]:
             return {}

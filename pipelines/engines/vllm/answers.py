@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.config import ModelConfig
 from pipelines.engines.vllm.requests import Parse, Prepared
 from pipelines.errors import ConfigError, ErrorKind, RowError
-from pipelines.rows import Answer, Completion, Request
+from pipelines.rows import Answer, Completion, EngineTime, Request
 
 if TYPE_CHECKING:
     from vllm import PoolingRequestOutput, RequestOutput
@@ -79,7 +79,7 @@ def _tool_calls(calls: Sequence[Any] | None) -> str | None:
     )
 
 
-def answer_of(output: "RequestOutput", request: Prepared, engine_s: float) -> Answer:
+def answer_of(output: "RequestOutput", request: Prepared, engine_time: EngineTime) -> Answer:
     """What vLLM gave for a request."""
     times = output.metrics
     assert times is not None, "statistics are always on"
@@ -90,13 +90,13 @@ def answer_of(output: "RequestOutput", request: Prepared, engine_s: float) -> An
         queue_s=times.scheduled_ts - times.queued_ts,
         ttft_s=times.first_token_latency,
         generation_s=times.last_token_ts - times.first_token_ts,
-        engine_s=engine_s,
+        engine_time=engine_time,
         num_truncated_tokens=request.num_truncated_tokens,
         prompt_logprobs=_logprobs(output.prompt_logprobs),
     )
 
 
-def embedding_of(output: "PoolingRequestOutput", request: Prepared, took_s: float, engine_s: float) -> Answer:
+def embedding_of(output: "PoolingRequestOutput", request: Prepared, took_s: float, engine_time: EngineTime) -> Answer:
     """The embedding that vLLM gave for a request; it has no tokens, and vLLM notes no times for it."""
     vector = output.outputs.data.float().flatten().tolist()
     return Answer(
@@ -106,7 +106,7 @@ def embedding_of(output: "PoolingRequestOutput", request: Prepared, took_s: floa
         queue_s=0.0,
         ttft_s=took_s,
         generation_s=0.0,
-        engine_s=engine_s,
+        engine_time=engine_time,
         num_truncated_tokens=request.num_truncated_tokens,
     )
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from pipelines.config import BatchConfig, Device, VllmEngineConfig
 from pipelines.engines import Ticket
-from pipelines.engines.fair_clock import FairClock
+from pipelines.engines.fair_clock import FairClock, Share
 from pipelines.engines.vllm.answers import AnswerParser, answer_of, embedding_of
 from pipelines.engines.vllm.requests import Prepared, Requests, row_error
+from pipelines.engines.vllm.step_counts import StepCounts
+from pipelines.engines.vllm.turns import Turns
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
-from pipelines.rows import Request
+from pipelines.rows import EngineTime, Request, Work
 
 _CPU_OPTIONS = {
     "enforce_eager": True,  # compiling takes minutes on CPUs and gains nothing for short runs
@@ -37,8 +39,9 @@ class _Waiting:
     ticket: Ticket
     index: int
     request: Prepared
-    mark: float
-    added: float
+    shares: list[Share]
+    """One for each of the answers that it asks for."""
+    arrived_at_s: float
 
 
 class VllmEngine:
@@ -55,12 +58,14 @@ class VllmEngine:
             "trust_remote_code": model.trust_remote_code,
             "revision": revision,
             "reasoning_parser": model.reasoning_parser or "",
+            "enable_mfu_metrics": True,  # operations and bytes of every step, for the roofline
             **config.engine.kwargs,
             "model": folder,
             "disable_log_stats": False,
         }
         self._config = config
-        self._clock = FairClock()
+        self._turns = Turns()
+        self._counts = StepCounts()
         self._inbox: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
         self._waiting: dict[str, _Waiting] = {}
         self._entering: tuple[Ticket, Iterator[tuple[int, Prepared]]] | None = None
@@ -91,9 +96,14 @@ class VllmEngine:
             self._fail_inbox(self._death)
         return ticket
 
-    def busy_s(self) -> float:
-        """Seconds so far in which at least one request was in the engine."""
-        return self._clock.busy_s()
+    @property
+    def clock(self) -> FairClock:
+        """The time that requests share."""
+        return self._turns.clock
+
+    def work(self) -> Work:
+        """What vLLM says that it has done so far."""
+        return self._counts.work
 
     def num_steps(self) -> int:
         """How often vLLM was asked for its next tokens."""
@@ -126,15 +136,24 @@ class VllmEngine:
         try:
             while True:
                 self._admit()
-                self._num_steps += 1
-                for output in self._engine.step():
-                    if output.finished:
-                        self._finish(output)
+                self._step()
         except BaseException as error:  # noqa: BLE001 - raised again in every thread that waits for an answer
             self._death = EngineDead(f"vLLM's engine died: {type(error).__name__}: {error}")
             for ticket in [one.ticket for one in self._waiting.values()] + ([self._entering[0]] if self._entering else []):
                 ticket.fail(self._death)
             self._fail_inbox(self._death)
+
+    def _step(self) -> None:
+        self._num_steps += 1
+        self._counts.begin()
+        finished = [output for output in self._engine.step() if output.finished]
+        self._turns.stepped(
+            num_running=self._counts.num_running,
+            num_first_tokens=self._counts.num_first_tokens,
+            finished=[share for output in finished for share in self._waiting[output.request_id].shares],
+        )
+        for output in finished:
+            self._finish(output)
 
     def _watch_process(self) -> None:
         """Wake the engine's thread when the engine's process has been killed: vLLM 0.29 notes it, but waits for its answers."""
@@ -152,7 +171,9 @@ class VllmEngine:
 
         try:
             config = EngineArgs(**self._options).create_engine_config(UsageContext.LLM_CLASS)
-            self._engine = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS)
+            self._engine = LLMEngine.from_vllm_config(
+                config, usage_context=UsageContext.LLM_CLASS, stat_loggers=[lambda *_: self._counts]
+            )
         except (ValueError, TypeError, OSError) as error:  # a model length that does not fit the KV cache is found last
             raise ConfigError(f"vLLM refuses the options: {error}; see model.* and engine.*") from None
         self._max_num_seqs = config.scheduler_config.max_num_seqs
@@ -188,20 +209,27 @@ class VllmEngine:
             refusal = row_error(error, self._config.sampling)
             ticket.settle(index, lambda: refusal)
             return
-        self._waiting[request_id] = _Waiting(ticket, index, request, self._clock.start(), now)
+        shares = [Share() for _ in range(getattr(request.params, "n", 1))]
+        self._turns.add(shares)
+        self._waiting[request_id] = _Waiting(ticket, index, request, shares, now)
 
     def _finish(self, output: Any) -> None:
         reasons = set() if self._requests.embeds else {completion.finish_reason for completion in output.outputs}
         if "abort" in reasons:  # we abort nothing, so the engine is being shut down, and its texts are cut short
             raise RuntimeError("vLLM aborted the requests that it held")
         one = self._waiting.pop(output.request_id)
-        share_s = self._clock.end(one.mark)
+        time_taken = EngineTime(
+            arrived_at_s=one.arrived_at_s,
+            prefill_s=sum(share.prefill_s for share in one.shares),
+            decode_s=sum(share.decode_s for share in one.shares),
+        )
         if self._requests.embeds:
-            one.ticket.settle(one.index, partial(embedding_of, output, one.request, time.time() - one.added, share_s))
+            took_s = time.time() - one.arrived_at_s
+            one.ticket.settle(one.index, partial(embedding_of, output, one.request, took_s, time_taken))
         elif "error" in reasons:
             one.ticket.settle(one.index, lambda: RowError(ErrorKind.ENGINE_ERROR, "vLLM gave the request up"))
         else:
-            one.ticket.settle(one.index, partial(answer_of, output, one.request, share_s))
+            one.ticket.settle(one.index, partial(answer_of, output, one.request, time_taken))
 
     def _fail_inbox(self, death: EngineDead) -> None:
         with suppress(queue.Empty):

@@ -1,6 +1,7 @@
 """The story end to end on a real local Ray, with the echo engine: what comes out, and what a stop, a kill or a rerun does."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+from pipelines.ledger import PHASES
 from tests.integration.conftest import Fournee
 
 Jsonl = Callable[..., Path]
@@ -67,7 +69,7 @@ def test_answers_failures_statistics_and_cost_come_out_in_one_schema(fournee: Fo
     assert sum(batches["num_rows"].to_pylist()) == 203 == summary["num_rows"]
     assert summary["error_kinds"] == {"missing_value": 1, "prompt_too_long": 1, "engine_refused": 1}
     assert summary["exit_code"] == 3
-    assert summary["cost"] == pytest.approx(sum(workers["cost"].to_pylist()))
+    assert summary["costs"]["total"] == pytest.approx(sum(workers["cost"].to_pylist()))
     assert set(batches["worker"].to_pylist()) <= set(workers["worker"].to_pylist())
     assert (fournee.folder / "_SUCCESS").exists()
     for said in ("ECHO ENGINE", "203: 200 ok, 3 failed", "time to first token", "per million tokens"):
@@ -138,6 +140,32 @@ def test_a_killed_worker_costs_at_most_what_it_had_in_flight(fournee: Fournee, j
     summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
     assert (summary["num_attempts"], summary["num_workers"]) == (1, 2)
     assert "400: 400 ok" in out
+    workers = pq.read_table(fournee.folder / "stats" / "workers.parquet").to_pylist()
+    assert [line["lost_s"] > 0.1 for line in workers] == [True, False]  # what the killed one had in flight
+    for line in workers:
+        assert math.fsum(line[phase] for phase in PHASES) == pytest.approx(line["lifetime_s"])
+    assert summary["costs"]["lost"] == pytest.approx(
+        workers[0]["lost_s"] * workers[0]["cost"] / workers[0]["lifetime_s"], rel=0.05
+    )
+
+
+def test_a_run_is_stopped_before_it_costs_more_than_it_may_and_goes_on_when_it_may(fournee: Fournee, jsonl: Jsonl) -> None:
+    command = echo(
+        jsonl(rows(400)), "engine.seconds_per_token=0.5", "pricing.price_per_accelerator_hour=3600", "cluster.heartbeat_s=1",
+        "cluster.drain_s=4",
+    )  # fmt: skip
+    stopped = fournee.run(*command, "budget.max_cost=12")
+    assert stopped.code == 4, stopped.err
+    assert "budget.max_cost=12: " in stopped.err and "raise it to go on" in stopped.err
+    num_parts = len(fournee.parts())
+    assert 0 < num_parts < 40
+    spent = json.loads((fournee.folder / "status.json").read_text())["cost"]
+    assert 4 < spent <= 12
+
+    again = fournee.run(*command, "budget.max_cost=12")
+    assert again.code == 4 and len(fournee.parts()) == num_parts
+    assert fournee.run(*command, "engine.seconds_per_token=0.0").code == 0
+    assert ids(fournee) == [row["id"] for row in rows(400)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -1,6 +1,7 @@
 """What must hold when a run has ended, whatever happened to it on the way."""
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from pipelines.ledger import PHASES
 from tests.integration.chaos.case import Case
 from tests.integration.chaos.job import Broken, Job
 
@@ -127,8 +129,30 @@ def _disagreements(case: Case, job: Job) -> list[str]:
         "exit_code": (0, summary["exit_code"]),
     }
     problems = [f"{name} differ: {values}" for name, values in sums.items() if any(one != values[0] for one in values)]
+    problems += _ledger_faults(job)
     unknown = set(batches["worker"].to_pylist()) - workers
     return [*problems, *([f"workers that stats/workers.parquet does not know: {unknown}"] if unknown else [])]
+
+
+def _ledger_faults(job: Job) -> list[str]:
+    """Seconds of workers that have no use, and cents of the bill that have no cause."""
+    workers = pq.read_table(job.run / "stats" / "workers.parquet").to_pylist()
+    batches = pq.read_table(job.run / "stats" / "batches.parquet")
+    parts = [math.fsum(line[phase] for phase in PHASES) for line in workers]
+    faults = [
+        f"worker {line['worker']} lived for {line['lifetime_s']} s, of which {found_s} s are told"
+        for line, found_s in zip(workers, parts, strict=True)
+        if not math.isclose(found_s, line["lifetime_s"], rel_tol=1e-3) or min(line[phase] for phase in PHASES) < 0
+    ]
+    worked_s = sum(line["prefill_s"] + line["decode_s"] for line in workers)
+    shared_s = _sum(batches, "prefill_s") + _sum(batches, "decode_s")
+    if not math.isclose(worked_s, shared_s, rel_tol=1e-6):
+        faults.append(f"workers say that batches took {worked_s} s, batches say {shared_s} s")
+    costs = json.loads((job.run / "stats" / "summary.json").read_text())["costs"]
+    bill = sum(line["cost"] for line in workers)
+    if abs(costs["total"] - bill) > 0.005:
+        faults.append(f"the workers cost {bill}, the summary says {costs['total']}")
+    return faults
 
 
 def _processes_left(job: Job) -> list[str]:

@@ -113,19 +113,12 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
     )  # fmt: skip
     check_writable(run.folder)
     check_space(run.folder, todo.num_rows)
-    before = heartbeats(run.folder)
-    failing = ErrorBudget(config.errors, plan.num_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
     with connect(config) as placement:
-        meter = Meter(config.pricing, placement.num_accelerators, before)
-        pace, spending = Pace(plan.num_rows, done_rows, meter), SpendingLimit(config.budget, config.cluster.drain_s)
-        spending.check(meter)
+        pace = Pace(plan.num_rows, done_rows, meter_of(config, run, placement))
+        check = limits(config, run, todo, lease, pace)
+        check()  # a budget that is used up starts no worker
         job, board = job_of(config, run, plan, placement), Board()
         with progress(config, board, pace):
-
-            def check() -> None:
-                lease.check()
-                failing.check(pace.num_failed, pace.num_left)
-                spending.check(meter)
 
             def answer_round(batches: pa.Table) -> None:
                 shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)
@@ -133,6 +126,29 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
                     answer(job, placement, shards, board, watch.check)
 
             answer_in_rounds(todo.batches, lambda: find_todo(config, run, plan).batches, answer_round)
+
+
+def meter_of(config: BatchConfig, run: Run, placement: Placement) -> Meter:
+    """What the run has cost so far, and goes on to cost."""
+    return Meter(
+        config.pricing,
+        num_workers=config.cluster.workers,
+        num_accelerators=placement.num_accelerators,
+        beats_before=heartbeats(run.folder),
+    )
+
+
+def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, pace: Pace) -> Callable[[], None]:
+    """What is checked again and again while the workers run; raises Stopped, TooManyFailures, or whatever the lease does."""
+    failing = ErrorBudget(config.errors, pace.total_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
+    spending = SpendingLimit(config.budget, config.cluster.drain_s)
+
+    def check() -> None:
+        lease.check()
+        failing.check(pace.num_failed, pace.num_left)
+        spending.check(pace.meter)
+
+    return check
 
 
 def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement) -> Job:

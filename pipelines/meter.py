@@ -11,15 +11,17 @@ from pipelines.ledger import cost_of, wall_s_of, worker_table
 class Meter:
     """Adds the workers of this attempt, as the board counts them, to what the heartbeats of earlier ones say."""
 
-    def __init__(self, pricing: PricingConfig, num_accelerators: int, beats_before: Sequence[dict[str, Any]]):
+    def __init__(
+        self, pricing: PricingConfig, *, num_workers: int, num_accelerators: int, beats_before: Sequence[dict[str, Any]]
+    ):
         self.currency = pricing.currency
         before = worker_table(beats_before)
         self._overhead_per_s = pricing.overhead_per_hour / 3600
         self.wall_s = self._wall_before_s = wall_s_of(before)
         self.cost = self._cost_before = cost_of(before) + pricing.overhead_per_run + self.wall_s * self._overhead_per_s
-        self.cost_per_s = 0.0
-        """At the present number of workers."""
         self._worker_cost_per_s = pricing.paid_per_accelerator_hour * num_accelerators / 3600
+        self.cost_per_s = num_workers * self._worker_cost_per_s + self._overhead_per_s
+        """At the present number of workers; at first, at the number that is to be started."""
 
     def update(self, totals: Mapping[str, float]) -> None:
         """Take the board's sums."""

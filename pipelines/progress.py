@@ -28,7 +28,7 @@ class Pace:
         self.done_rows = done_rows
         self.num_failed = 0
         self._num_tokens = 0
-        self._meter = meter
+        self.meter = meter
         self._first_rows = done_rows
         self._recent: deque[tuple[float, int, int]] = deque([(time.perf_counter(), done_rows, 0)])
 
@@ -39,7 +39,7 @@ class Pace:
 
     def update(self, totals: Mapping[str, float]) -> None:
         """Take the board's sums."""
-        self._meter.update(totals)
+        self.meter.update(totals)
         self.done_rows = self._first_rows + int(totals["num_rows"])
         self.num_failed, self._num_tokens = int(totals["num_failed"]), int(totals["num_output_tokens"])
         now = time.perf_counter()
@@ -60,7 +60,7 @@ class Pace:
             left = "loading" if self.done_rows == self._first_rows else "no batch for a minute"
         return (
             f"{self.done_rows:,} / {self.total_rows:,} rows · {(self._num_tokens - tokens) / span_s:,.1f} output tokens/s · "
-            f"{self._meter.cost:.4f} {self._meter.currency} · {left} · {self.num_failed:,} failed"
+            f"{self.meter.cost:.4f} {self.meter.currency} · {left} · {self.num_failed:,} failed"
         )
 
 

@@ -17,7 +17,7 @@ def meter(**totals: float) -> Meter:
     """At one unit a second for each worker, after an attempt of two workers of 30 s, the second of which began 10 s later."""
     pricing = PRICING.model_copy(update={"overhead_per_hour": 360.0, "overhead_per_run": 5.0})
     before = [beat(f"w{i}", lifetime_s=30, loading_s=10, busy_s=20, started_at=i * 10_000_000) for i in range(2)]
-    running = Meter(pricing, 2, before)
+    running = Meter(pricing, num_workers=1, num_accelerators=2, beats_before=before)
     if totals:
         running.update(totals)
     return running
@@ -29,6 +29,11 @@ def test_earlier_attempts_and_overheads_count() -> None:
     assert now.cost == pytest.approx(5 + 60 + 0.1 * (40 + 50) + 2 * 70)  # two accelerators a worker
     assert now.wall_s == pytest.approx(90)
     assert now.cost_per_s == pytest.approx(2 * 3 + 0.1)
+
+
+def test_a_run_whose_budget_is_used_up_starts_no_worker() -> None:
+    with pytest.raises(Stopped, match="max_cost=80"):  # 69 are spent, and 10 s of a worker cost 21
+        SpendingLimit(BudgetConfig(max_cost=80, max_hours=None), drain_s=10).check(meter())
 
 
 @pytest.mark.parametrize(

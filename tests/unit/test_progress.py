@@ -25,7 +25,7 @@ def totals(rows: int, tokens: int, *, failed: int = 0, worker_s: float = 0.0) ->
 def pace(total_rows: int, done_rows: int = 0) -> Pace:
     """At 1800 an hour, half a unit a second."""
     pricing = PRICING.model_copy(update={"price_per_accelerator_hour": 1800.0, "currency": "EUR"})
-    return Pace(total_rows, done_rows, Meter(pricing, 1, []))
+    return Pace(total_rows, done_rows, Meter(pricing, num_workers=1, num_accelerators=1, beats_before=[]))
 
 
 def test_loading_counts_for_the_cost_and_not_for_the_speed(time: HandClock) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from pipelines.config import CsvInput, FileInput, InputConfig, JsonlInput, ParquetInput, PricingConfig
+from pipelines.engines import fair_clock
 from pipelines.plan import Plan, make_plan
 from pipelines.readers import read_batches
 from pipelines.rows import Batch, Block
@@ -104,3 +105,11 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def engine_time(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """The time that requests share in an engine, moved by hand."""
+    clock = HandClock()
+    monkeypatch.setattr(fair_clock, "perf_counter", clock)
+    return clock

@@ -9,24 +9,17 @@ from pipelines.engines.fair_clock import FairClock, Share
 from tests.unit.conftest import HandClock
 
 
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    clock = HandClock()
-    monkeypatch.setattr(fair_clock, "perf_counter", clock)
-    return clock
-
-
-def test_two_requests_share_the_moments_in_which_both_run(time: HandClock) -> None:
+def test_two_requests_share_the_moments_in_which_both_run(engine_time: HandClock) -> None:
     clock, first, second = FairClock(), Share(), Share()
     clock.enter(first)
-    time.now += 2
+    engine_time.now += 2
     clock.advance()
     clock.first_token(first)
     clock.enter(second)
-    time.now += 4
+    engine_time.now += 4
     clock.advance()
     clock.leave(first)
-    time.now += 3
+    engine_time.now += 3
     clock.advance()
     clock.leave(second)
     assert (first.prefill_s, first.decode_s) == pytest.approx((2, 4 / 2))
@@ -35,10 +28,10 @@ def test_two_requests_share_the_moments_in_which_both_run(time: HandClock) -> No
     assert clock.request_s() == pytest.approx(2 + 2 * 4 + 3)
 
 
-def test_who_is_found_to_have_run_is_charged_from_the_last_time_that_was_shared_out(time: HandClock) -> None:
+def test_who_is_found_to_have_run_is_charged_from_the_last_time_that_was_shared_out(engine_time: HandClock) -> None:
     clock, known, found = FairClock(), Share(), Share()
     clock.enter(known)
-    time.now += 2
+    engine_time.now += 2
     clock.enter(found)
     clock.advance()
     clock.leave(known)
@@ -46,16 +39,16 @@ def test_who_is_found_to_have_run_is_charged_from_the_last_time_that_was_shared_
     assert (known.prefill_s, found.prefill_s) == pytest.approx((1, 1))
 
 
-def test_an_idle_engine_is_not_busy_and_one_that_hangs_is(time: HandClock) -> None:
+def test_an_idle_engine_is_not_busy_and_one_that_hangs_is(engine_time: HandClock) -> None:
     clock, group = FairClock(), Share(3)
-    time.now += 5
+    engine_time.now += 5
     clock.advance()
     clock.enter(group)
-    time.now += 6
+    engine_time.now += 6
     assert (clock.busy_s(), clock.request_s()) == pytest.approx((6, 18))
     clock.advance()
     clock.leave(group)
-    time.now += 7
+    engine_time.now += 7
     clock.advance()
     assert (clock.busy_s(), clock.request_s()) == pytest.approx((6, 18))
     assert group.prefill_s == pytest.approx(2)  # of each

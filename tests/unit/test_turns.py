@@ -12,45 +12,38 @@ from pipelines.engines.vllm.turns import Turns
 from tests.unit.conftest import HandClock
 
 
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    clock = HandClock()
-    monkeypatch.setattr(fair_clock, "perf_counter", clock)
-    return clock
-
-
-def test_a_long_prefill_is_charged_for_all_of_its_steps(time: HandClock) -> None:
+def test_a_long_prefill_is_charged_for_all_of_its_steps(engine_time: HandClock) -> None:
     turns, short, long = Turns(), Share(), Share()
     turns.add([short, long])
     for num_first_tokens in (1, 0, 1, 0):  # the long one's prompt takes three steps
-        time.now += 1
+        engine_time.now += 1
         turns.stepped(num_running=2, num_first_tokens=num_first_tokens, finished=[])
-    time.now += 1
+    engine_time.now += 1
     turns.stepped(num_running=0, num_first_tokens=0, finished=[short, long])
     assert (short.prefill_s, short.decode_s) == pytest.approx((0.5, 2))
     assert (long.prefill_s, long.decode_s) == pytest.approx((1.5, 1))
 
 
-def test_who_waits_in_the_queue_is_not_charged(time: HandClock) -> None:
+def test_who_waits_in_the_queue_is_not_charged(engine_time: HandClock) -> None:
     turns, first, second = Turns(), Share(), Share()
     turns.add([first, second])
-    time.now += 1
+    engine_time.now += 1
     turns.stepped(num_running=1, num_first_tokens=1, finished=[])
-    time.now += 4
+    engine_time.now += 4
     turns.stepped(num_running=0, num_first_tokens=0, finished=[first])
-    time.now += 2
+    engine_time.now += 2
     turns.stepped(num_running=0, num_first_tokens=1, finished=[second])  # its first token is its last
     assert (first.prefill_s, first.decode_s) == pytest.approx((1, 4))
     assert (second.prefill_s, second.decode_s) == pytest.approx((2, 0))
 
 
-def test_time_without_requests_is_nobodys(time: HandClock) -> None:
+def test_time_without_requests_is_nobodys(engine_time: HandClock) -> None:
     turns, only = Turns(), Share()
-    time.now += 10
+    engine_time.now += 10
     turns.add([only])
-    time.now += 1
+    engine_time.now += 1
     turns.stepped(num_running=0, num_first_tokens=1, finished=[only])
-    time.now += 10
+    engine_time.now += 10
     turns.add([])
     assert turns.clock.busy_s() == pytest.approx(1)
 

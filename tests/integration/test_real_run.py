@@ -60,6 +60,7 @@ def test_make_demo_answers_the_prompts_that_ship(tmp_path: Path) -> None:
     assert "is finished; nothing to do" in again.stderr
 
 
+@pytest.mark.slow  # two minutes; with the echo engine, `test_batch.py` has it in every run
 def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_path: Path, wait_until: WaitUntil) -> None:
     command = (
         "input.limit=32", "sampling.max_tokens=16", "engine.rows_per_batch=4", "engine.kwargs.max_num_seqs=4",

@@ -175,14 +175,20 @@ def reopened(config: BatchConfig, run: Run) -> bool:
 
 @contextmanager
 def stop_on_signal() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into Stopped while the block runs."""
+    """Turn Ctrl-C and SIGTERM into Stopped while the block runs.
+
+    After it the job has ended: what is left, to say how and to leave, is done whoever asks to stop, and the exit code stands.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(signal.Signals(number).name)
 
-    before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    def all_to(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, handler)
+
+    all_to(stop)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        all_to(signal.SIG_IGN)

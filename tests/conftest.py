@@ -1,7 +1,8 @@
 """What tests of every kind share: the settings of a job, composed and parsed as a user's command would be."""
 
 import json
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,15 @@ import pytest
 from pipelines.compose import compose_settings
 from pipelines.config import BatchConfig
 from pipelines.parse import parse_config
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A job that has ended ignores signals; the tests that come after it must not."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """How a job goes and ends: what stands in the run's status file, and what a webhook is told."""
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.batch import stop_on_signal
 from pipelines.config import BatchConfig
-from pipelines.errors import ExitCode
+from pipelines.errors import ExitCode, Stopped
 from pipelines.outcome import Outcome, Status, describe, post
 from pipelines.run import Run
 from pipelines.summary import finish
@@ -203,3 +205,10 @@ def test_a_webhook_that_is_down_or_no_url_is_a_warning_that_does_not_show_it(
     post(url, a_status())
     assert "the webhook was not reached: " in caplog.text
     assert SECRET not in caplog.text + "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_job_and_is_ignored_once_it_has_ended(number: signal.Signals) -> None:
+    with pytest.raises(Stopped, match=number.name), stop_on_signal():
+        signal.raise_signal(number)
+    signal.raise_signal(number)  # a job that was stopped still has to say so

@@ -121,8 +121,8 @@ class Job:
         self.look()
         self.codes.append(code)
         is_killed = code == -signal.SIGKILL and driver.pid in self._killed
-        # Before the job has handlers of its own, a signal ends the process by itself.
-        is_early = code in (-signal.SIGTERM, -signal.SIGINT) and time.monotonic() - self._started < _IMPORTS_S
+        # Before the job has handlers of its own, and while Ray has taken them, a signal ends the process by itself.
+        is_early = code in (-signal.SIGTERM, -signal.SIGINT, signal.SIGTERM) and time.monotonic() - self._started < _IMPORTS_S
         if code == ExitCode.FAILED:
             self.failures.append(self.said().strip().rpartition("\n")[2])
         if not (code in expected or is_killed or is_early):

@@ -24,7 +24,7 @@ from pipelines.report import example_report, plan_report, summary_report
 from pipelines.run import Run, find_run
 from pipelines.sources import list_sources
 from pipelines.storage import Folder
-from pipelines.summary import Summary
+from pipelines.totals import Summary
 
 _EXAMPLES = """examples:
   fournee batch                                        the embedded model answers the 64 demo prompts

@@ -31,8 +31,9 @@ from pipelines.requests import RequestBuilder
 from pipelines.run import SUCCESS_FILE, Run, begin_attempt, find_run, open_run
 from pipelines.sources import Source, list_sources
 from pipelines.storage import Folder
-from pipelines.summary import Summary, finish, read_summary
+from pipelines.summary import finish, read_summary
 from pipelines.supervisor import Watch, answer_in_rounds
+from pipelines.totals import Summary
 
 logger = logging.getLogger(__name__)
 

@@ -40,13 +40,18 @@ def cost_of(workers: pa.Table) -> float:
 
 def wall_s_of(workers: pa.Table) -> float:
     """Seconds during which a run had workers: for each attempt, from the first start to the last sign."""
+    return sum(end - start for start, end in attempt_spans(workers).values())
+
+
+def attempt_spans(workers: pa.Table) -> dict[int, tuple[float, float]]:
+    """When each attempt had workers, in seconds since the epoch: from the first start to the last sign."""
     columns = workers.select(["attempt", "lifetime_s"]).append_column("started_s", _seconds(workers["started_at"]))
     spans: dict[int, tuple[float, float]] = {}
     for line in columns.to_pylist():
         start, end = line["started_s"], line["started_s"] + line["lifetime_s"]
         first, last = spans.get(line["attempt"], (start, end))
         spans[line["attempt"]] = (min(first, start), max(last, end))
-    return sum(last - first for first, last in spans.values())
+    return spans
 
 
 def check_ledger(workers: pa.Table, batches: pa.Table) -> None:

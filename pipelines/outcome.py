@@ -21,7 +21,7 @@ from pipelines.parts import committed, read_statistics
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.run import Run
 from pipelines.storage import Folder
-from pipelines.summary import Summary
+from pipelines.totals import Summary
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pipelines.parts import RESULTS
 from pipelines.plan import Plan
 from pipelines.run import Run
 from pipelines.sources import Source
-from pipelines.summary import Summary
+from pipelines.totals import Summary
 
 _EXAMPLE_CHARACTERS = 300
 _SHOWN_KINDS = 5

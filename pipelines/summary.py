@@ -2,89 +2,42 @@
 
 import io
 import json
+import logging
 from collections import Counter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
 
 from pipelines.budget import allowed_failures
 from pipelines.config import BatchConfig, EchoEngineConfig
-from pipelines.costs import Costs, Tokens, costs_of
-from pipelines.engine_use import EngineUse, engine_use
+from pipelines.costs import Tokens, costs_of
+from pipelines.engine_use import engine_use
 from pipelines.errors import ExitCode, RunFailed
+from pipelines.findings import find
 from pipelines.heartbeat import heartbeats
-from pipelines.latencies import Quantiles, latencies
 from pipelines.ledger import PHASES, check_ledger, wall_s_of, worker_table
 from pipelines.openai_results import write_openai
 from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
+from pipelines.row_profile import RowProfile, profile_rows
 from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
 from pipelines.schema import BATCH
 from pipelines.statistics import batch_table, tokens_per_s
+from pipelines.totals import SUMMARY_FILE, Summary
 
-SUMMARY_FILE = "stats/summary.json"
-
-
-class Summary(BaseModel):
-    """The totals of a run: `stats/summary.json`."""
-
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
-
-    exit_code: ExitCode
-    engine: str
-    fingerprint: str
-    num_rows: int
-    num_ok: int
-    num_failed: int
-    error_kinds: dict[str, int]
-    error_examples: dict[str, str]
-    """For each kind of error a row that failed with it: its id, or its place where it has none."""
-    flags: dict[str, int]
-    bad_files: dict[str, str]
-    """Input files that were left out because they cannot be read, and why."""
-    finish_reasons: dict[str, int]
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    num_generated_tokens: int
-    """Every token that came out of an engine, also those of failed rows and of lost work."""
-    num_batches: int
-    num_attempts: int
-    num_workers: int
-    """Worker lifetimes, over all attempts."""
-    num_deaths: int
-    """Of them, those that ended because their engine or process died."""
-    wall_s: float
-    """From the first worker's start to the last heartbeat, summed over the attempts."""
-    worker_s: float
-    """The sum of all workers' lifetimes, and of the next five (`pipelines.ledger`)."""
-    loading_s: float
-    prefill_s: float
-    decode_s: float
-    idle_s: float
-    lost_s: float
-    output_tokens_per_s: float | None
-    """Over `wall_s`: loading and idling included."""
-    total_tokens_per_s: float | None
-    busy_output_tokens_per_s: float | None
-    """Over `prefill_s` + `decode_s`: what one busy engine gives."""
-    engine_use: EngineUse
-    latencies: dict[str, Quantiles]
-    costs: Costs
-    record: dict[str, Any]
-    """What it takes to do this run again: model, versions, hardware, sampling, input, command."""
+logger = logging.getLogger(__name__)
 
 
 def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
-    """Verify the run, write its statistics and its summary, and mark it finished.
+    """Verify the run, write its statistics, its summary and its report, and mark it finished.
 
     Raises RunFailed where the parts do not match the plan.
     """
     batches, workers = verify(run, plan)
-    summary = _sum_up(run, plan, config, batches, workers)
+    profile = profile_rows(run.folder, batches["batch_id"].to_pylist(), workers)
+    summary = _sum_up(run, plan, config, batches, workers, profile)
     _write_table(run, "stats/batches.parquet", batches)
     _write_table(run, "stats/workers.parquet", workers)
     if config.output.openai:
@@ -92,6 +45,7 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
     for folder in ("", RESULTS, ATTEMPTS, "stats", "plan", "spool", "openai"):
         run.folder.sweep(folder)
     run.folder.write(SUMMARY_FILE, summary.model_dump_json(indent=2).encode())
+    _write_report(run, summary, workers, profile)
     run.folder.write(SUCCESS_FILE, b"")
     return summary
 
@@ -100,7 +54,8 @@ def read_summary(run: Run, config: BatchConfig) -> Summary:
     """The summary of a finished run, judged by the error budget of now."""
     summary = Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
     code = exit_code(config, summary.num_rows, summary.num_failed, len(summary.bad_files))
-    return summary.model_copy(update={"exit_code": code})
+    allowed = allowed_failures(config.errors, summary.num_rows)
+    return summary.model_copy(update={"exit_code": code, "num_failures_allowed": allowed})
 
 
 def verify(run: Run, plan: Plan) -> tuple[pa.Table, pa.Table]:
@@ -148,7 +103,18 @@ def exit_code(config: BatchConfig, num_rows: int, num_failed: int, num_bad_files
     return ExitCode.OK
 
 
-def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table) -> Summary:
+def _write_report(run: Run, summary: Summary, workers: pa.Table, profile: RowProfile) -> None:
+    from pipelines.html_report import REPORT_FILE, html_report  # Altair takes two seconds; dry runs need not wait for it
+
+    try:
+        run.folder.write(REPORT_FILE, html_report(run.folder.url, summary, workers, profile).encode())
+    except Exception as error:  # noqa: BLE001 - all rows are answered and counted: no fault in a picture of it may undo that
+        logger.warning("%s could not be made: %s: %s; `fournee report` tries again", REPORT_FILE, type(error).__name__, error)
+
+
+def _sum_up(  # noqa: PLR0917
+    run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table, profile: RowProfile
+) -> Summary:
     def total(name: str) -> int:
         return pc.sum(batches[name]).as_py() or 0
 
@@ -156,13 +122,14 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
     num_prompt, num_output = total("num_prompt_tokens"), total("num_output_tokens")
     tokens = Tokens(num_prompt, total("num_cached_tokens"), num_output)
     wall_s, spent_s = wall_s_of(workers), {phase: _sum(workers, phase) for phase in PHASES}
-    return Summary(
+    summary = Summary(
         exit_code=exit_code(config, num_rows, num_failed, len(plan.bad_files)),
         engine=config.engine.kind,
         fingerprint=run.fingerprint,
         num_rows=num_rows,
         num_ok=total("num_ok"),
         num_failed=num_failed,
+        num_failures_allowed=allowed_failures(config.errors, num_rows),
         error_kinds=_counts(batches["error_kinds"]),
         error_examples={kind: row for some in reversed(batches["error_examples"].to_pylist()) for kind, row in some},
         flags=_counts(batches["flags"]),
@@ -183,10 +150,12 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         total_tokens_per_s=tokens_per_s(num_prompt + num_output, wall_s),
         busy_output_tokens_per_s=tokens_per_s(num_output, spent_s["prefill_s"] + spent_s["decode_s"]),
         engine_use=engine_use(workers, config.pricing),
-        latencies=latencies(run.folder, plan.batches["batch_id"].to_pylist()),
+        latencies=profile.latencies,
         costs=costs_of(workers, config.pricing, tokens, wall_s),
         record=_record(run, config, workers),
+        findings={},
     )
+    return summary.model_copy(update={"findings": find(summary, batches, workers)})
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:

@@ -32,7 +32,8 @@ from pipelines.rows import Request, Work
 from pipelines.run import Run
 from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.storage import Folder
-from pipelines.summary import Summary, finish, read_summary, verify
+from pipelines.summary import finish, read_summary, verify
+from pipelines.totals import Summary
 from tests.unit.story import QuietLine, answer, echo, hand, results
 
 Config = Callable[..., BatchConfig]

@@ -1,0 +1,171 @@
+"""What is to be known of a run's rows: how long they took, when, which stick out, and how some failed.
+
+One pass over the rows of all parts, in flat memory.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.histograms import SECONDS, TOKENS, Counter, Histogram, Quantiles
+from pipelines.ledger import attempt_spans
+from pipelines.parts import part_name
+from pipelines.schema import LATENCIES
+from pipelines.statistics import latencies_of
+from pipelines.storage import Folder
+from pipelines.timeline import Timeline, TimelineCounter
+
+_READ_THREADS = 16
+_PARTS_AHEAD = 2 * _READ_THREADS  # that many are in memory at once
+_NUM_NOTABLE = 10
+_NUM_EXAMPLES = 3
+_MESSAGE_CHARACTERS = 500
+_TOKENS = ("num_prompt_tokens", "num_output_tokens")
+_TIMES = ("arrived_at", "queue_s", "ttft_s", "generation_s")
+_COLUMNS = [*_TOKENS, *_TIMES, "id", "source", "source_row", "finish_reason", "error_kind", "error_message"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotableRow:
+    """A row that took long, or is large."""
+
+    name: str
+    """Its id, or its place in the input where it has none."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    latency_s: float | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorExample:
+    """A row that failed."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowProfile:
+    """The rows of a run, summed up. What a row was before it was answered again is not in it."""
+
+    histograms: Mapping[str, Histogram]
+    """Of the rows that the model answered: `num_prompt_tokens`, `num_output_tokens`, and the latencies of schema.LATENCIES."""
+    timeline: Timeline
+    slowest: tuple[NotableRow, ...]
+    largest: tuple[NotableRow, ...]
+    """By prompt and output tokens together."""
+    errors: Mapping[str, tuple[ErrorExample, ...]]
+    """The first rows of each kind."""
+
+    @property
+    def latencies(self) -> dict[str, Quantiles]:
+        """Seconds below which half, 95 % and 99 % of the rows lie."""
+        return {name: self.histograms[name].quantiles for name in LATENCIES}
+
+
+def profile_rows(run: Folder, batch_ids: Sequence[int], workers: pa.Table) -> RowProfile:
+    """Read the rows of all parts once; `workers` is `stats/workers.parquet`, and says when the attempts were."""
+    counters = {**{name: Counter(TOKENS) for name in _TOKENS}, **{name: Counter(SECONDS) for name in LATENCIES}}
+    timeline = TimelineCounter(attempt_spans(workers))
+    slowest, largest = _Top(), _Top()
+    errors: dict[str, list[ErrorExample]] = {}
+    for rows in _parts(run, batch_ids):
+        _take_errors(rows, errors)
+        answered = rows.filter(pc.is_valid(rows["num_output_tokens"]))
+        prompt, output = (answered[name].to_numpy() for name in _TOKENS)
+        values = {"num_prompt_tokens": prompt, "num_output_tokens": output, **latencies_of(answered)}
+        for name, counter in counters.items():
+            counter.add(values[name])
+        timed = answered.filter(pc.is_valid(pc.add(answered["ttft_s"], answered["generation_s"])))
+        slowest.add(pc.add(timed["ttft_s"], timed["generation_s"]).to_numpy(), timed)
+        largest.add(prompt + output, answered)
+        _take_times(answered, timeline)
+    return RowProfile(
+        histograms={name: counter.histogram() for name, counter in counters.items()},
+        timeline=timeline.timeline(),
+        slowest=slowest.rows(),
+        largest=largest.rows(),
+        errors={kind: tuple(examples) for kind, examples in errors.items()},
+    )
+
+
+class _Top:
+    """The rows with the greatest values, the first of equals first."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, NotableRow]] = []
+
+    def add(self, values: np.ndarray, rows: pa.Table) -> None:
+        least = self._found[-1][0] if len(self._found) == _NUM_NOTABLE else -np.inf
+        places = np.flatnonzero(values > least)
+        places = places[np.argsort(-values[places], kind="stable")[:_NUM_NOTABLE]]
+        if len(places):
+            lines = rows.take(pa.array(places)).to_pylist()
+            found = zip(values[places].tolist(), map(_notable, lines), strict=True)
+            self._found = sorted([*self._found, *found], key=lambda one: -one[0])[:_NUM_NOTABLE]
+
+    def rows(self) -> tuple[NotableRow, ...]:
+        return tuple(row for _, row in self._found)
+
+
+def _parts(run: Folder, batch_ids: Sequence[int]) -> Iterator[pa.Table]:
+    """The parts in their order, some read ahead."""
+
+    def read(batch_id: int) -> pa.Table:
+        name = part_name(batch_id)
+
+        def read_columns() -> pa.Table:
+            with pq.ParquetFile(run.path(name), filesystem=run.arrow) as file:
+                return file.read(columns=_COLUMNS, use_threads=False)
+
+        return run.patiently(read_columns, name)
+
+    ahead: deque[Future[pa.Table]] = deque()
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        for batch_id in batch_ids:
+            ahead.append(pool.submit(read, batch_id))
+            if len(ahead) == _PARTS_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _take_times(answered: pa.Table, timeline: TimelineCounter) -> None:
+    known = answered.select([*_TIMES, "num_output_tokens"]).drop_null()
+    arrived_s = known["arrived_at"].cast(pa.int64()).to_numpy() / 1e6
+    queue_s, ttft_s, generation_s = (known[name].to_numpy() for name in ("queue_s", "ttft_s", "generation_s"))
+    first_token_s = arrived_s + ttft_s
+    timeline.add(arrived_s + queue_s, first_token_s, first_token_s + generation_s, known["num_output_tokens"].to_numpy())
+
+
+def _take_errors(rows: pa.Table, errors: dict[str, list[ErrorExample]]) -> None:
+    if rows["error_kind"].null_count == len(rows):
+        return
+    for kind in pc.unique(rows["error_kind"].drop_null()).to_pylist():
+        examples = errors.setdefault(kind, [])
+        if missing := _NUM_EXAMPLES - len(examples):
+            lines = rows.filter(pc.equal(rows["error_kind"], kind)).slice(0, missing).to_pylist()
+            examples += [ErrorExample(_name(line), (line["error_message"] or "")[:_MESSAGE_CHARACTERS]) for line in lines]
+
+
+def _notable(line: dict[str, Any]) -> NotableRow:
+    ttft_s, generation_s = line["ttft_s"], line["generation_s"]
+    return NotableRow(
+        name=_name(line),
+        num_prompt_tokens=line["num_prompt_tokens"],
+        num_output_tokens=line["num_output_tokens"],
+        latency_s=None if ttft_s is None or generation_s is None else ttft_s + generation_s,
+        finish_reason=line["finish_reason"],
+    )
+
+
+def _name(line: dict[str, Any]) -> str:
+    return line["id"] or f"{line['source']} row {line['source_row']}"

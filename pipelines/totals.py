@@ -1,0 +1,66 @@
+"""The totals of a run: what `stats/summary.json` holds, and what the terminal and the report show."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pipelines.costs import Costs
+from pipelines.engine_use import EngineUse
+from pipelines.errors import ExitCode
+from pipelines.histograms import Quantiles
+
+SUMMARY_FILE = "stats/summary.json"
+
+
+class Summary(BaseModel):
+    """The totals of a run: `stats/summary.json`."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    exit_code: ExitCode
+    engine: str
+    fingerprint: str
+    num_rows: int
+    num_ok: int
+    num_failed: int
+    num_failures_allowed: int
+    """The most that may fail (`errors.*`)."""
+    error_kinds: dict[str, int]
+    error_examples: dict[str, str]
+    """For each kind of error a row that failed with it: its id, or its place where it has none."""
+    flags: dict[str, int]
+    bad_files: dict[str, str]
+    """Input files that were left out because they cannot be read, and why."""
+    finish_reasons: dict[str, int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_generated_tokens: int
+    """Every token that came out of an engine, also those of failed rows and of lost work."""
+    num_batches: int
+    num_attempts: int
+    num_workers: int
+    """Worker lifetimes, over all attempts."""
+    num_deaths: int
+    """Of them, those that ended because their engine or process died."""
+    wall_s: float
+    """From the first worker's start to the last heartbeat, summed over the attempts."""
+    worker_s: float
+    """The sum of all workers' lifetimes, and of the next five (`pipelines.ledger`)."""
+    loading_s: float
+    prefill_s: float
+    decode_s: float
+    idle_s: float
+    lost_s: float
+    output_tokens_per_s: float | None
+    """Over `wall_s`: loading and idling included."""
+    total_tokens_per_s: float | None
+    busy_output_tokens_per_s: float | None
+    """Over `prefill_s` + `decode_s`: what one busy engine gives."""
+    engine_use: EngineUse
+    latencies: dict[str, Quantiles]
+    costs: Costs
+    record: dict[str, Any]
+    """What it takes to do this run again: model, versions, hardware, sampling, input, command."""
+    findings: dict[str, str]
+    """What is worth acting on: for each topic a sentence with the number and the remedy (`pipelines.findings`)."""

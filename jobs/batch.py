@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(run: Run, summary: Summary) -> None:
-    _out.print(summary_report(run, summary))
+    _out.print(summary_report(run.folder, summary))
     if summary.num_rows:
-        _out.print(example_report(run))
+        _out.print(example_report(run.folder))
 
 
 def _explain(error: BaseException, config: BatchConfig | None) -> tuple[ExitCode, str]:

@@ -10,6 +10,7 @@ JOBS = {
     "batch": "answer every row of a data set once, resumably",
     "doctor": "say what this machine can run, and what is missing",
     "inspect": "look into a run: counts, failed rows, a sample, what differs from another run",
+    "report": "what runs came to: their totals here, their charts in report.html, several side by side",
     "submit": "run one of these on a Ray cluster; follow it, look at it, stop it",
 }
 # `python jobs/batch.py` looks for modules in jobs/ first: a jobs/inspect.py would take the place of Python's own there.

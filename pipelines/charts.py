@@ -18,9 +18,12 @@ _BAR_HEIGHT = 24
 _THIN_BAR_HEIGHT = 17
 _FEW_BARS = 12
 _LABEL_SHARE = 0.16  # of the longest bar: as wide as a phase's name
-_MARKS = {"p50": [1, 0], "p95": [6, 3], "p99": [2, 3]}  # dashes: told apart without colour
+_DASHES = {"p50": [1, 0], "p95": [6, 3], "p99": [2, 3]}  # told apart without colour
 _QUANTILE_ROOM = 0.16  # of the height, above the bars, for the quantiles' labels
-Rows = list[dict[str, Any]]
+_LABEL_WIDTH = 0.075  # of the width, of such a label
+_NAMED_BAR = 40
+
+_Rows = list[dict[str, Any]]
 
 
 def over_time(timeline: Timeline, series: Sequence[float]) -> str:
@@ -30,55 +33,67 @@ def over_time(timeline: Timeline, series: Sequence[float]) -> str:
     points.append({"at": len(series) * timeline.bin_s / seconds, "value": series[-1]})
     x = alt.X("at:Q", title=f"{unit} with workers", scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6, grid=False))
     area = (
-        alt.Chart(alt.Data(values=points))
-        .mark_area(interpolate="step-after", color="var(--accent)", fillOpacity=0.25, line={"color": "var(--accent)", "strokeWidth": 1.5})
+        alt.Chart(alt.InlineData(values=points))
+        .mark_area(
+            interpolate="step-after",
+            color="var(--accent)",
+            fillOpacity=0.25,
+            line={"color": "var(--accent)", "strokeWidth": 1.5},
+        )
         .encode(x=x, y=alt.Y("value:Q", title=None, axis=_number_axis(4)))
     )
     starts = [{"at": at / seconds, "label": f"attempt {number}"} for number, at in timeline.attempts[1:]]
     if not starts:
         return _svg(area, height=130)
-    base = alt.Chart(alt.Data(values=starts)).encode(x="at:Q")
+    base = alt.Chart(alt.InlineData(values=starts)).encode(x="at:Q")
     rule = base.mark_rule(color="var(--ink)", strokeDash=[4, 3])
-    label = base.mark_text(align="left", dx=4, baseline="top", color="var(--ink)").encode(text="label:N", y=alt.value(0))
+    label = base.mark_text(align="center", baseline="bottom", color="var(--ink)").encode(text="label:N", y=alt.value(-3))
     return _svg(alt.layer(area, rule, label), height=130)
 
 
 def distribution(histogram: Histogram, unit: str) -> str:
-    """Bars, and the quantiles as lines of different dashes with their names."""
-    edges, counts = histogram.edges, histogram.counts
-    whole = 0.5 if unit == "tokens" else 0.0
+    """Bars of values in tokens or seconds, and the quantiles as lines of different dashes with their names."""
+    scale = 1000.0 if unit == "seconds" and histogram.edges[-1] < 1 else 1.0
+    edges = [max(0.0, edge) * scale if unit == "seconds" else edge for edge in histogram.edges]
     bars = [
-        {"from": max(edges[i], -whole), "to": edges[i + 1], "rows": count} for i, count in enumerate(counts) if count > 0
+        {"from": edges[i], "to": edges[i + 1], "rows": count, "none": 0}
+        for i, count in enumerate(histogram.counts)
+        if count > 0
     ]
-    most = max(counts)
-    domain = [max(edges[0], -whole), edges[-1]]
-    x = alt.X("from:Q", title=unit, scale=alt.Scale(domain=domain, nice=False), axis=alt.Axis(tickCount=6, grid=False))
-    y = alt.Y("rows:Q", title=None, scale=alt.Scale(domain=[0, most / (1 - _QUANTILE_ROOM)], nice=False), axis=_number_axis(3))
-    drawn = alt.Chart(alt.Data(values=bars)).mark_bar(
-        color="var(--accent)", fillOpacity=0.55, stroke="var(--accent)", strokeWidth=0.5, binSpacing=0
-    ).encode(x=x, x2="to:Q", y=y)
-    lines = [
-        {"name": name, "at": value, "text": name}
-        for name, value in histogram.quantiles.model_dump().items()
-        if value is not None and value <= edges[-1]
-    ]
-    base = alt.Chart(alt.Data(values=_apart(lines, domain))).encode(x="at:Q")
-    dashes = alt.StrokeDash("name:N", scale=alt.Scale(domain=list(_MARKS), range=list(_MARKS.values())), legend=None)
-    rule = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(strokeDash=dashes)
-    label = alt.Chart(alt.Data(values=_apart(lines, domain))).mark_text(align="center", baseline="bottom", color="var(--ink)", fontSize=11).encode(x="label_at:Q", text="text:N", y=alt.value(-3))
+    margin = edges[1] - edges[0]
+    domain = [edges[0] - margin, edges[-1] + margin]
+    quantiles = {name: value * scale for name, value in histogram.quantiles.model_dump().items() if value is not None}
+    lines = _apart({name: value for name, value in quantiles.items() if value <= edges[-1]}, domain)
+    x = alt.X("from:Q", title="milliseconds" if scale > 1 else unit, scale=alt.Scale(domain=domain, nice=False))
+    x = x.axis(tickCount=6, grid=False)
+    top = max(histogram.counts) / (1 - _QUANTILE_ROOM)
+    y = alt.Y("rows:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False), axis=_number_axis(3))
+    drawn = (
+        alt.Chart(alt.InlineData(values=bars))
+        .mark_rect(color="var(--accent)", fillOpacity=0.55, stroke="var(--accent)", strokeWidth=0.6)
+        .encode(x=x, x2="to:Q", y=y, y2="none:Q")
+    )
+    base = alt.Chart(alt.InlineData(values=lines))
+    dashes = alt.StrokeDash("name:N", scale=alt.Scale(domain=list(_DASHES), range=list(_DASHES.values())), legend=None)
+    rule = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(x="at:Q", strokeDash=dashes)
+    label = base.mark_text(baseline="bottom", color="var(--ink)", fontSize=11).encode(
+        x="label_at:Q", text="name:N", y=alt.value(-3)
+    )
     return _svg(alt.layer(drawn, rule, label), height=110)
 
 
-def _apart(lines: Rows, domain: Sequence[float]) -> Rows:
-    """Move labels apart that would lie on one another, and keep them on the chart."""
-    gap, width = 0.075 * (domain[1] - domain[0]), domain[1] - domain[0]
-    at = domain[0] + 0.03 * width - gap
-    for line in lines:
-        at = line["label_at"] = max(line["at"], at + gap)
-    most = domain[1] - 0.02 * width
+def _apart(quantiles: Mapping[str, float], domain: Sequence[float]) -> _Rows:
+    """Where the labels go: apart from one another, and on the chart."""
+    width = domain[1] - domain[0]
+    lines: _Rows = []
+    least = domain[0] + _LABEL_WIDTH / 2 * width
+    for name, at in quantiles.items():
+        lines.append({"name": name, "at": at, "label_at": max(at, least)})
+        least = lines[-1]["label_at"] + _LABEL_WIDTH * width
+    most = domain[1] - _LABEL_WIDTH / 2 * width
     for line in reversed(lines):
         line["label_at"] = min(line["label_at"], most)
-        most = line["label_at"] - gap
+        most = line["label_at"] - _LABEL_WIDTH * width
     return lines
 
 
@@ -86,7 +101,7 @@ def stacked(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, tuple
     """Hours of each bar's parts, one after the other; `colours` names each part's fill and ink, in their order."""
     unit, seconds = _unit(max(sum(parts.values()) for parts in bars.values()))
     longest = max(sum(parts.values()) for parts in bars.values()) / seconds
-    rows: Rows = []
+    rows: _Rows = []
     for bar, parts in bars.items():
         start = 0.0
         for part in colours:
@@ -99,8 +114,10 @@ def stacked(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, tuple
     inks = alt.Scale(domain=list(colours), range=[ink for _, ink in colours.values()])
     y = alt.Y("bar:N", sort=None, title=None, scale=alt.Scale(domain=list(bars)), axis=_name_axis())
     x = alt.X("from:Q", title=unit, axis=alt.Axis(tickCount=5, grid=True), scale=alt.Scale(domain=[0, longest], nice=False))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
-    drawn = base.mark_bar(stroke="var(--page)", strokeWidth=1).encode(x=x, x2="to:Q", color=alt.Color("part:N", scale=scale, legend=None))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    drawn = base.mark_bar(stroke="var(--page)", strokeWidth=1).encode(
+        x=x, x2="to:Q", color=alt.Color("part:N", scale=scale, legend=None)
+    )
     text = base.mark_text(fontSize=10.5, baseline="middle").encode(
         x="middle:Q", text="label:N", color=alt.Color("part:N", scale=inks, legend=None)
     )
@@ -108,20 +125,21 @@ def stacked(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, tuple
     return _svg(alt.layer(drawn, text).resolve_scale(color="independent"), height=height)
 
 
-def labelled_bars(values: Mapping[str, float], labels: Mapping[str, str], colours: Mapping[str, str]) -> str:
-    """A bar for each name, with what it says at its end."""
-    most = max(values.values())
-    rows = [{"name": name, "value": value, "label": labels[name]} for name, value in values.items()]
-    y = alt.Y("name:N", sort=None, title=None, scale=alt.Scale(domain=list(values)), axis=_name_axis())
-    x = alt.X("value:Q", title=None, axis=None, scale=alt.Scale(domain=[0, most or 1.0], nice=False))
+def named_bars(values: Mapping[str, float], labels: Mapping[str, str], colours: Mapping[str, str]) -> str:
+    """A bar for each name, which stands above it with what there is to say: long names have room on any page."""
+    rows = [{"name": name, "value": value, "label": f"{name}: {labels[name]}"} for name, value in values.items()]
+    y = alt.Y("name:N", sort=None, title=None, scale=alt.Scale(domain=list(values)), axis=None)
+    x = alt.X("value:Q", title=None, axis=None, scale=alt.Scale(domain=[0, max(values.values()) or 1.0], nice=False))
     scale = alt.Scale(domain=list(values), range=[colours.get(name, "var(--accent)") for name in values])
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
-    drawn = base.mark_bar().encode(color=alt.Color("name:N", scale=scale, legend=None))
-    text = base.mark_text(align="left", dx=5, color="var(--ink)", fontSize=12).encode(text="label:N")
-    return _svg(alt.layer(drawn, text), height=_BAR_HEIGHT * len(values))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    drawn = base.mark_bar(height=12, yOffset=8).encode(x=x, color=alt.Color("name:N", scale=scale, legend=None))
+    text = base.mark_text(align="left", dy=-8, color="var(--ink)", fontSize=12, limit=WIDTH).encode(
+        text="label:N", x=alt.value(0)
+    )
+    return _svg(alt.layer(drawn, text), height=_NAMED_BAR * len(values))
 
 
-def _svg(chart: alt.Chart | alt.LayerChart, *, height: int) -> str:
+def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, *, height: int) -> str:
     axis = {
         "labelColor": "var(--muted)", "titleColor": "var(--muted)", "gridColor": "var(--line)", "domainColor": "var(--line)",
         "tickColor": "var(--line)", "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 6,
@@ -129,7 +147,7 @@ def _svg(chart: alt.Chart | alt.LayerChart, *, height: int) -> str:
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")  # axes and labels included: all letters are of one size
     whole = chart.properties(width=WIDTH, height=height, background="transparent", padding=2, autosize=fit)
     whole = whole.configure(font=_FONT, axis=axis, view={"stroke": None}, aria=False)
-    svg: str = vl_convert.vegalite_to_svg(whole.to_dict())
+    svg: str = vl_convert.vegalite_to_svg(whole.to_dict(validate=False))
     return svg
 
 

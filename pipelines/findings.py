@@ -122,8 +122,8 @@ def _cache(summary: Summary) -> str | None:
         else "set engine.kwargs.enable_prefix_caching=true"
     )
     return (
-        f"{share:.0%} of the prompts' tokens came from the prefix cache, and about {possible:.0%} are the shared prompt.system: "
-        f"{remedy}."
+        f"{share:.0%} of the prompts' tokens came from the prefix cache, where the shared prompt.system makes up about "
+        f"{possible:.0%}: {remedy}."
     )
 
 
@@ -174,7 +174,10 @@ def _tail(batches: pa.Table, workers: pa.Table) -> str | None:
 def _last_commits(batches: pa.Table, workers: pa.Table) -> Mapping[int, list[float]]:
     """When each worker that lived to its attempt's end committed for the last time, by attempt, in seconds since the epoch."""
     shares = pa.Table.from_struct_array(pc.list_flatten(batches["shares"]))
-    ages = {line["worker"]: line["lifetime_s_max"] for line in shares.group_by("worker").aggregate([("lifetime_s", "max")]).to_pylist()}
+    ages = {
+        line["worker"]: line["lifetime_s_max"]
+        for line in shares.group_by("worker").aggregate([("lifetime_s", "max")]).to_pylist()
+    }
     commits: dict[int, list[float]] = {}
     for line in workers.select(["worker", "attempt", "started_at", "death"]).to_pylist():
         if line["worker"] in ages and line["death"] is None:

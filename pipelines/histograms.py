@@ -79,7 +79,7 @@ class Counter:
         edges, total = self._bins.edges, int(self._counts.sum())
         low, top = edges[first], edges[np.flatnonzero(self._counts)[-1] + 1]
         high = min(top, low + _STRETCH * (edges[last + 1] - low))
-        width = (high - low) / _MOST_BARS
+        width = max((high - low) / _MOST_BARS, edges[first + 1] - low)
         if self._bins.step:
             width = np.ceil(width / self._bins.step) * self._bins.step
         bars = low + width * np.arange(max(1, int(np.ceil((high - low) / width - 1e-9))) + 1)

@@ -9,7 +9,7 @@ import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
-from pipelines.charts import distribution, labelled_bars, over_time, stacked
+from pipelines.charts import distribution, named_bars, over_time, stacked
 from pipelines.histograms import Histogram
 from pipelines.ledger import PHASES
 from pipelines.row_profile import RowProfile
@@ -31,6 +31,12 @@ _DISTRIBUTIONS = {
     "ttft_s": ("Time to first token, waiting included", "seconds"),
     "time_per_output_token_s": ("Time per output token", "seconds"),
     "latency_s": ("End to end, from the engine's door to the last token", "seconds"),
+}
+_LATENCIES = {
+    "queue_s": "waiting in the engine",
+    "ttft_s": "to the first token",
+    "time_per_output_token_s": "per output token",
+    "latency_s": "end to end",
 }
 
 
@@ -60,6 +66,7 @@ def html_report(url: str, summary: Summary, workers: pa.Table, profile: RowProfi
         comparison=_comparison(summary),
         finish_reasons=_finish_reasons(summary),
         prices=_prices(summary),
+        latencies={_LATENCIES[name]: quantiles for name, quantiles in summary.latencies.items()},
         started=min((one.as_py() for one in workers["started_at"]), default=None),
         record=json.dumps(summary.record, indent=2, ensure_ascii=False),
     )  # fmt: skip
@@ -73,13 +80,18 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "seconds": seconds, "share": share, "money": money}
+    environment.filters |= {"number": number, "rate": rate, "seconds": seconds, "share": share, "money": money}
     return environment
 
 
 def number(value: float | None, digits: int = 0) -> str:
     """With thousands apart; a dash where there is none."""
     return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def rate(value: float | None) -> str:
+    """A number for each second: tenths only where they say something."""
+    return number(value, 0 if value and value >= 1000 else 1)
 
 
 def money(value: float | None) -> str:
@@ -147,7 +159,7 @@ def _quantiles(histogram: Histogram, unit: str) -> str:
     shown = number if unit == "tokens" else seconds
     parts = [f"{name} {shown(value)}" for name, value in histogram.quantiles.model_dump().items()]
     if histogram.num_above:
-        parts.append(f"{histogram.num_above:,} rows beyond the right end")
+        parts.append(f"{histogram.num_above:,} beyond the right end")
     return " · ".join(parts)
 
 
@@ -159,7 +171,7 @@ def _comparison(summary: Summary) -> Figure | None:
     values = {"this run": costs.total, **{one.name: one.cost for one in costs.hosted}}
     labels = {name: f"{money(cost)} {costs.currency}" for name, cost in values.items()}
     colours = {name: "var(--accent)" if name == "this run" else "var(--idle)" for name in values}
-    return Figure("What the same tokens would have cost at", "", Markup(labelled_bars(values, labels, colours)))
+    return Figure("What the same tokens would have cost at", "", Markup(named_bars(values, labels, colours)))
 
 
 def _finish_reasons(summary: Summary) -> Figure | None:
@@ -168,7 +180,7 @@ def _finish_reasons(summary: Summary) -> Figure | None:
         return None
     whole = sum(reasons.values())
     labels = {name: f"{count:,} ({share(count, whole)})" for name, count in reasons.items()}
-    return Figure("Why answers ended", "", Markup(labelled_bars(reasons, labels, {})))
+    return Figure("Why answers ended", "", Markup(named_bars(reasons, labels, {})))
 
 
 def _prices(summary: Summary) -> list[tuple[str, str, float | None]]:

@@ -1,21 +1,21 @@
 """Show a plan and a summary on a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow.dataset as ds
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.ledger import PHASES
 from pipelines.parts import RESULTS
 from pipelines.plan import Plan
-from pipelines.run import Run
 from pipelines.sources import Source
+from pipelines.storage import Folder
 from pipelines.totals import Summary
 
 _EXAMPLE_CHARACTERS = 300
 _SHOWN_KINDS = 5
-_MANY_CUT = 0.1  # of the answers: so many that max_tokens is likely too small
 _SHOWN_LATENCIES = {
     "ttft_s": "time to first token",
     "time_per_output_token_s": "per output token",
@@ -35,28 +35,41 @@ def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> Render
     return table
 
 
-def summary_report(run: Run, summary: Summary) -> RenderableType:
-    """What came out, how fast, and what it cost."""
+def summary_report(run: Folder, summary: Summary) -> RenderableType:
+    """What came out, how fast, what it cost, and what is worth acting on."""
     table = _table(f"run {summary.fingerprint[:10]}")
     for name, value in _lines(summary):
         table.add_row(name, value)
-    places = [f"results  {escape(run.folder.url)}/{RESULTS}", f"summary  {escape(run.folder.url)}/stats/summary.json"]
-    share_cut = summary.finish_reasons.get("length", 0) / max(1, sum(summary.finish_reasons.values()))
-    if share_cut > _MANY_CUT:
-        limit = summary.record["identity"]["sampling"]["max_tokens"]
-        places.insert(
-            0, f"[yellow]{share_cut:.0%} of the answers were cut[/] (finish reason length): sampling.max_tokens={limit}"
-        )
+    url = escape(run.url)
+    below = [f"[yellow]{topic}:[/] {escape(sentence)}" for topic, sentence in summary.findings.items()]
+    below += [f"results  {url}/{RESULTS}", f"summary  {url}/stats/summary.json", f"report   {url}/report.html"]
     if summary.num_failed:
-        places.append(f"failed rows  fournee inspect {escape(run.folder.url)}")
+        below.append(f"failed rows  fournee inspect {url}")
     if summary.engine == "echo":
-        places.insert(0, "[bold red]ECHO ENGINE: no model ran, these answers repeat their prompts[/]")
-    return Group(table, *places)
+        below.insert(0, "[bold red]ECHO ENGINE: no model ran, these answers repeat their prompts[/]")
+    return Group(table, *below)
 
 
-def example_report(run: Run) -> RenderableType:
+def comparison_report(summaries: Mapping[str, Summary]) -> RenderableType:
+    """Several runs side by side, by their names."""
+    table = Table(title="runs", title_justify="left")
+    columns = ("rows", "failed", "output tokens/s", "cost", "per million output", "per million input + output")
+    table.add_column("run", style="bold", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, summary in summaries.items():
+        costs = summary.costs
+        prices = (_number(price, 2) for price in (costs.per_million_output_tokens, costs.per_million_total_tokens))
+        table.add_row(
+            escape(name), f"{summary.num_rows:,}", f"{summary.num_failed:,}", _number(summary.output_tokens_per_s, 1),
+            f"{costs.total:,.4f} {costs.currency}", *prices,
+        )  # fmt: skip
+    return table
+
+
+def example_report(run: Folder) -> RenderableType:
     """The first answered row, to see at a glance whether the answers make sense."""
-    rows = ds.dataset(run.folder.path(RESULTS), format="parquet", filesystem=run.folder.arrow)
+    rows = ds.dataset(run.path(RESULTS), format="parquet", filesystem=run.arrow)
     # One thread: Arrow's others go on reading ahead, and abort the process if it ends in the middle of a Python file system.
     first = rows.head(1, columns=["id", "text"], filter=ds.field("status") == "ok", use_threads=False).to_pylist()
     if not first:
@@ -93,6 +106,9 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.num_attempts} attempt(s), {summary.num_workers} worker(s), {summary.num_deaths} of them died"
         ),
     )
+    if summary.worker_s:
+        shares = [f"{phase.removesuffix('_s')} {getattr(summary, phase) / summary.worker_s:.0%}" for phase in PHASES]
+        yield "  of all workers", f"{summary.worker_s:,.1f} s: {', '.join(shares)}"
     for name, label in _SHOWN_LATENCIES.items():
         values = summary.latencies[name]
         yield label, f"p50 {_number(values.p50, 3)} s, p95 {_number(values.p95, 3)} s, p99 {_number(values.p99, 3)} s"

@@ -112,9 +112,7 @@ def _write_report(run: Run, summary: Summary, workers: pa.Table, profile: RowPro
         logger.warning("%s could not be made: %s: %s; `fournee report` tries again", REPORT_FILE, type(error).__name__, error)
 
 
-def _sum_up(  # noqa: PLR0917
-    run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table, profile: RowProfile
-) -> Summary:
+def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, workers: pa.Table, profile: RowProfile) -> Summary:
     def total(name: str) -> int:
         return pc.sum(batches[name]).as_py() or 0
 

@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.costs import Costs
 from pipelines.engine_use import EngineUse
-from pipelines.errors import ExitCode
+from pipelines.errors import ConfigError, ExitCode
 from pipelines.histograms import Quantiles
+from pipelines.run import RUN_FILE, SUCCESS_FILE
+from pipelines.storage import Folder
 
 SUMMARY_FILE = "stats/summary.json"
 
@@ -64,3 +66,20 @@ class Summary(BaseModel):
     """What it takes to do this run again: model, versions, hardware, sampling, input, command."""
     findings: dict[str, str]
     """What is worth acting on: for each topic a sentence with the number and the remedy (`pipelines.findings`)."""
+
+
+def read_totals(run: Folder) -> Summary:
+    """The totals of a finished run. Raises ConfigError where the folder holds none."""
+    if not run.exists(RUN_FILE):
+        raise ConfigError(f"{run.url} holds no run: there is no {RUN_FILE}; name the folder that `fournee batch` wrote to")
+    if not run.exists(SUCCESS_FILE):
+        raise ConfigError(
+            f"{run.url} holds a run that is not finished; the command that began it resumes it, and `fournee inspect` shows "
+            "how far it is"
+        )
+    try:
+        return Summary.model_validate_json(run.read(SUMMARY_FILE))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{run.url}/{SUMMARY_FILE} is of another version of Fournée: {place}: {first['msg']}") from None

@@ -35,6 +35,7 @@ def test_the_wheel_holds_code_settings_and_prompts(installed: Path) -> None:
         "pipelines/conf/batch.yaml",
         "pipelines/conf/model/smollm2.yaml",
         "pipelines/demo_prompts.jsonl",
+        "pipelines/report.html.j2",
         "jobs/batch.py",
     ):
         assert (installed / name).is_file(), name

@@ -19,6 +19,8 @@ DOORS = {
     "deltalake": {"pipelines.tables.delta"},
     "pyiceberg": {"pipelines.tables.iceberg"},
     "lance": {"pipelines.tables.lance"},
+    "altair": {"pipelines.charts"},
+    "vl_convert": {"pipelines.charts"},
 }
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
@@ -37,7 +39,7 @@ LEVELS = [
     {
         "pipelines.budget",
         "pipelines.engines",
-        "pipelines.latencies",
+        "pipelines.histograms",
         "pipelines.model",
         "pipelines.openai_requests",
         "pipelines.parameters",
@@ -51,19 +53,25 @@ LEVELS = [
         "pipelines.special_tokens",
         "pipelines.statistics",
         "pipelines.tables",
+        "pipelines.timeline",
         "pipelines.truncate",
     },
     {"pipelines.openai_results", "pipelines.columns", "pipelines.ids", "pipelines.plan", "pipelines.spool"},
     {"pipelines.engine_use", "pipelines.ledger", "pipelines.run", "pipelines.doctor", "pipelines.placement"},
     {
+        "pipelines.charts",
         "pipelines.costs",
+        "pipelines.findings",
         "pipelines.handover",
         "pipelines.heartbeat",
+        "pipelines.html_report",
         "pipelines.lease",
         "pipelines.lifeline",
         "pipelines.meter",
+        "pipelines.row_profile",
         "pipelines.steps",
         "pipelines.summary",
+        "pipelines.totals",
         "pipelines.watchdog",
         "pipelines.worker",
     },

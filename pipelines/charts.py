@@ -3,7 +3,7 @@
 All are drawn 440 wide, so that one drawing can be read in a column of a wide page, on a phone, and on paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -22,6 +22,8 @@ _DASHES = {"p50": [1, 0], "p95": [6, 3], "p99": [2, 3]}  # told apart without co
 _QUANTILE_ROOM = 0.16  # of the height, above the bars, for the quantiles' labels
 _LABEL_WIDTH = 0.075  # of the width, of such a label
 _NAMED_BAR = 40
+_NAME_ROOM = 180
+_CHARACTER_WIDTH = 7
 
 _Rows = list[dict[str, Any]]
 
@@ -47,7 +49,9 @@ def over_time(timeline: Timeline, series: Sequence[float]) -> str:
         return _svg(area, height=130)
     base = alt.Chart(alt.InlineData(values=starts)).encode(x="at:Q")
     rule = base.mark_rule(color="var(--ink)", strokeDash=[4, 3])
-    label = base.mark_text(align="center", baseline="bottom", color="var(--ink)").encode(text="label:N", y=alt.value(-3))
+    label = base.mark_text(align="center", baseline="bottom", color="var(--ink)", fontSize=12).encode(
+        text="label:N", y=alt.value(-3)
+    )
     return _svg(alt.layer(area, rule, label), height=130)
 
 
@@ -76,7 +80,7 @@ def distribution(histogram: Histogram, unit: str) -> str:
     base = alt.Chart(alt.InlineData(values=lines))
     dashes = alt.StrokeDash("name:N", scale=alt.Scale(domain=list(_DASHES), range=list(_DASHES.values())), legend=None)
     rule = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(x="at:Q", strokeDash=dashes)
-    label = base.mark_text(baseline="bottom", color="var(--ink)", fontSize=11).encode(
+    label = base.mark_text(baseline="bottom", color="var(--ink)", fontSize=12).encode(
         x="label_at:Q", text="name:N", y=alt.value(-3)
     )
     return _svg(alt.layer(drawn, rule, label), height=110)
@@ -112,7 +116,7 @@ def stacked(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, tuple
             start = end
     scale = alt.Scale(domain=list(colours), range=[fill for fill, _ in colours.values()])
     inks = alt.Scale(domain=list(colours), range=[ink for _, ink in colours.values()])
-    y = alt.Y("bar:N", sort=None, title=None, scale=alt.Scale(domain=list(bars)), axis=_name_axis())
+    y = alt.Y("bar:N", sort=None, title=None, scale=alt.Scale(domain=list(bars)), axis=_name_axis(bars))
     x = alt.X("from:Q", title=unit, axis=alt.Axis(tickCount=5, grid=True), scale=alt.Scale(domain=[0, longest], nice=False))
     base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
     drawn = base.mark_bar(stroke="var(--page)", strokeWidth=1).encode(
@@ -142,7 +146,7 @@ def named_bars(values: Mapping[str, float], labels: Mapping[str, str], colours: 
 def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, *, height: int) -> str:
     axis = {
         "labelColor": "var(--muted)", "titleColor": "var(--muted)", "gridColor": "var(--line)", "domainColor": "var(--line)",
-        "tickColor": "var(--line)", "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titlePadding": 6,
+        "tickColor": "var(--line)", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 6,
     }  # fmt: skip
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")  # axes and labels included: all letters are of one size
     whole = chart.properties(width=WIDTH, height=height, background="transparent", padding=2, autosize=fit)
@@ -152,11 +156,12 @@ def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, *, height: int) -> 
 
 
 def _number_axis(num_ticks: int) -> alt.Axis:
-    return alt.Axis(tickCount=num_ticks, format="~s", domain=False, ticks=False)
+    return alt.Axis(tickCount=num_ticks, labelExpr="format(datum.value, '~s')", domain=False, ticks=False)
 
 
-def _name_axis() -> alt.Axis:
-    return alt.Axis(domain=False, ticks=False, labelColor="var(--ink)", labelFontSize=12, labelLimit=150)
+def _name_axis(names: Iterable[str]) -> alt.Axis:
+    room = min(_NAME_ROOM, _CHARACTER_WIDTH * max(len(name) for name in names))  # the page's font may be wider than this one's
+    return alt.Axis(domain=False, ticks=False, labelColor="var(--ink)", labelLimit=_NAME_ROOM, minExtent=room)
 
 
 def _unit(seconds: float) -> tuple[str, float]:

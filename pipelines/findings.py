@@ -53,7 +53,7 @@ def _failed(summary: Summary) -> str | None:
     kind, count = next(iter(summary.error_kinds.items()))
     return (
         f"{summary.num_failed:,} rows failed, {count:,} of them with {kind}, and errors.max_failed_fraction and "
-        f"errors.max_failed_rows allow {summary.num_failures_allowed:,}: look at them with `fournee inspect`, then repair them "
+        f"errors.max_failed_rows allow {summary.num_failures_allowed:,}: look at them with fournee inspect, then repair them "
         "or raise the limit."
     )
 

@@ -94,9 +94,9 @@ def rate(value: float | None) -> str:
     return number(value, 0 if value and value >= 1000 else 1)
 
 
-def money(value: float | None) -> str:
-    """To the cent, and small amounts to four places."""
-    return "–" if value is None else f"{value:,.{2 if abs(value) >= 10 else 4}f}"
+def money(value: float | None, whole: float | None = None) -> str:
+    """To the cent, and small amounts to four places; parts as precisely as their whole."""
+    return "–" if value is None else f"{value:,.{2 if abs(value if whole is None else whole) >= 10 else 4}f}"
 
 
 def seconds(value: float | None) -> str:
@@ -169,7 +169,8 @@ def _comparison(summary: Summary) -> Figure | None:
     if not costs.hosted or not costs.total:
         return None
     values = {"this run": costs.total, **{one.name: one.cost for one in costs.hosted}}
-    labels = {name: f"{money(cost)} {costs.currency}" for name, cost in values.items()}
+    labels = {name: f"{money(cost, costs.total)} {costs.currency}" for name, cost in values.items()}
+    labels |= {one.name: f"{labels[one.name]}, {one.cost / costs.total:.2g} times this run" for one in costs.hosted}
     colours = {name: "var(--accent)" if name == "this run" else "var(--idle)" for name in values}
     return Figure("What the same tokens would have cost at", "", Markup(named_bars(values, labels, colours)))
 

@@ -144,6 +144,7 @@ def test_on_paper_it_is_light_whatever_the_screen_is(page: Chrome) -> None:
 
 
 def test_nothing_is_wider_than_a_phone(page: Chrome) -> None:
+    emulate(page, "light")
     phone = {"width": 375, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:

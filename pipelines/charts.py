@@ -35,7 +35,7 @@ def over_time(timeline: Timeline, series: Sequence[float]) -> str:
     points.append({"at": len(series) * timeline.bin_s / seconds, "value": series[-1]})
     x = alt.X("at:Q", title=f"{unit} with workers", scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6, grid=False))
     area = (
-        alt.Chart(alt.InlineData(values=points))
+        alt.Chart(alt.NamedData("points"))
         .mark_area(
             interpolate="step-after",
             color="var(--accent)",
@@ -46,13 +46,13 @@ def over_time(timeline: Timeline, series: Sequence[float]) -> str:
     )
     starts = [{"at": at / seconds, "label": f"attempt {number}"} for number, at in timeline.attempts[1:]]
     if not starts:
-        return _svg(area, height=130)
-    base = alt.Chart(alt.InlineData(values=starts)).encode(x="at:Q")
+        return _svg(area, {"points": points}, height=130)
+    base = alt.Chart(alt.NamedData("starts")).encode(x=alt.X("at:Q"))
     rule = base.mark_rule(color="var(--ink)", strokeDash=[4, 3])
     label = base.mark_text(align="center", baseline="bottom", color="var(--ink)", fontSize=12).encode(
-        text="label:N", y=alt.value(-3)
+        text=alt.Text("label:N"), y=alt.value(-3)
     )
-    return _svg(alt.layer(area, rule, label), height=130)
+    return _svg(alt.layer(area, rule, label), {"points": points, "starts": starts}, height=130)
 
 
 def distribution(histogram: Histogram, unit: str) -> str:
@@ -73,17 +73,17 @@ def distribution(histogram: Histogram, unit: str) -> str:
     top = max(histogram.counts) / (1 - _QUANTILE_ROOM)
     y = alt.Y("rows:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False), axis=_number_axis(3))
     drawn = (
-        alt.Chart(alt.InlineData(values=bars))
+        alt.Chart(alt.NamedData("bars"))
         .mark_rect(color="var(--accent)", fillOpacity=0.55, stroke="var(--accent)", strokeWidth=0.6)
-        .encode(x=x, x2="to:Q", y=y, y2="none:Q")
+        .encode(x=x, x2=alt.X2("to:Q"), y=y, y2=alt.Y2("none:Q"))
     )
-    base = alt.Chart(alt.InlineData(values=lines))
+    base = alt.Chart(alt.NamedData("quantiles"))
     dashes = alt.StrokeDash("name:N", scale=alt.Scale(domain=list(_DASHES), range=list(_DASHES.values())), legend=None)
-    rule = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(x="at:Q", strokeDash=dashes)
+    rule = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(x=alt.X("at:Q"), strokeDash=dashes)
     label = base.mark_text(baseline="bottom", color="var(--ink)", fontSize=12).encode(
-        x="label_at:Q", text="name:N", y=alt.value(-3)
+        x=alt.X("label_at:Q"), text=alt.Text("name:N"), y=alt.value(-3)
     )
-    return _svg(alt.layer(drawn, rule, label), height=110)
+    return _svg(alt.layer(drawn, rule, label), {"bars": bars, "quantiles": lines}, height=110)
 
 
 def _apart(quantiles: Mapping[str, float], domain: Sequence[float]) -> _Rows:
@@ -118,15 +118,15 @@ def stacked(bars: Mapping[str, Mapping[str, float]], colours: Mapping[str, tuple
     inks = alt.Scale(domain=list(colours), range=[ink for _, ink in colours.values()])
     y = alt.Y("bar:N", sort=None, title=None, scale=alt.Scale(domain=list(bars)), axis=_name_axis(bars))
     x = alt.X("from:Q", title=unit, axis=alt.Axis(tickCount=5, grid=True), scale=alt.Scale(domain=[0, longest], nice=False))
-    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    base = alt.Chart(alt.NamedData("rows")).encode(y=y)
     drawn = base.mark_bar(stroke="var(--page)", strokeWidth=1).encode(
-        x=x, x2="to:Q", color=alt.Color("part:N", scale=scale, legend=None)
+        x=x, x2=alt.X2("to:Q"), color=alt.Color("part:N", scale=scale, legend=None)
     )
     text = base.mark_text(fontSize=10.5, baseline="middle").encode(
-        x="middle:Q", text="label:N", color=alt.Color("part:N", scale=inks, legend=None)
+        x=alt.X("middle:Q"), text=alt.Text("label:N"), color=alt.Color("part:N", scale=inks, legend=None)
     )
     height = (_BAR_HEIGHT if len(bars) <= _FEW_BARS else _THIN_BAR_HEIGHT) * len(bars)
-    return _svg(alt.layer(drawn, text).resolve_scale(color="independent"), height=height)
+    return _svg(alt.layer(drawn, text).resolve_scale(color="independent"), {"rows": rows}, height=height)
 
 
 def named_bars(values: Mapping[str, float], labels: Mapping[str, str], colours: Mapping[str, str]) -> str:
@@ -135,15 +135,16 @@ def named_bars(values: Mapping[str, float], labels: Mapping[str, str], colours: 
     y = alt.Y("name:N", sort=None, title=None, scale=alt.Scale(domain=list(values)), axis=None)
     x = alt.X("value:Q", title=None, axis=None, scale=alt.Scale(domain=[0, max(values.values()) or 1.0], nice=False))
     scale = alt.Scale(domain=list(values), range=[colours.get(name, "var(--accent)") for name in values])
-    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    base = alt.Chart(alt.NamedData("rows")).encode(y=y)
     drawn = base.mark_bar(height=12, yOffset=8).encode(x=x, color=alt.Color("name:N", scale=scale, legend=None))
     text = base.mark_text(align="left", dy=-8, color="var(--ink)", fontSize=12, limit=WIDTH).encode(
-        text="label:N", x=alt.value(0)
+        text=alt.Text("label:N"), x=alt.value(0)
     )
-    return _svg(alt.layer(drawn, text), height=_NAMED_BAR * len(values))
+    return _svg(alt.layer(drawn, text), {"rows": rows}, height=_NAMED_BAR * len(values))
 
 
-def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, *, height: int) -> str:
+def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, data: Mapping[str, _Rows], *, height: int) -> str:
+    """Draw a chart. Its data come in last: Altair copies whatever a chart holds at each step."""
     axis = {
         "labelColor": "var(--muted)", "titleColor": "var(--muted)", "gridColor": "var(--line)", "domainColor": "var(--line)",
         "tickColor": "var(--line)", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 6,
@@ -151,7 +152,7 @@ def _svg(chart: alt.Chart | alt.LayerChart | alt.FacetChart, *, height: int) -> 
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")  # axes and labels included: all letters are of one size
     whole = chart.properties(width=WIDTH, height=height, background="transparent", padding=2, autosize=fit)
     whole = whole.configure(font=_FONT, axis=axis, view={"stroke": None}, aria=False)
-    svg: str = vl_convert.vegalite_to_svg(whole.to_dict(validate=False))
+    svg: str = vl_convert.vegalite_to_svg({**whole.to_dict(validate=False), "datasets": data})
     return svg
 
 

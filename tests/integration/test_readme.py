@@ -28,6 +28,7 @@ def test_every_command_is_one_that_these_tests_know() -> None:
         "make ",
         f"{REAL} ",
         ".venv/bin/fournee inspect ",
+        ".venv/bin/fournee report ",
         "pip install ",
         "fournee batch ",
         "fournee submit ",

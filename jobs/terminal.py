@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from unicodedata import category
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 _SHOWN = 200  # characters
+_LOG_WIDTH = 160
 _BEFORE = 40  # characters before the first difference
 
 
@@ -56,6 +58,13 @@ def rows_table(title: str, *columns: str) -> Table:
 def add_row(table: Table, *cells: str | Text) -> None:
     """Add a line of plain texts: what rows hold is no markup."""
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table; where no terminal limits it, as in a scheduler's log, so wide that no number is broken."""
+    if not console.is_terminal:
+        console.width = max(console.width, _LOG_WIDTH)
+    console.print(table)
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -28,7 +28,8 @@ from pipelines.postprocess import Postprocessor
 from pipelines.preflight import check_space, check_writable
 from pipelines.progress import Pace, progress
 from pipelines.requests import RequestBuilder
-from pipelines.run import SUCCESS_FILE, Run, begin_attempt, find_run, open_run
+from pipelines.run import Run, begin_attempt, find_run, open_run
+from pipelines.schema import SUCCESS_FILE
 from pipelines.sources import Source, list_sources
 from pipelines.storage import Folder
 from pipelines.summary import finish, read_summary

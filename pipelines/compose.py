@@ -112,8 +112,11 @@ def _compose(job: str, arguments: Sequence[str], folders: Sequence[Path]) -> Dic
     for folder in own:
         path.prepend("--config-dir", f"file://{folder}", anchor="main")
     composed = ConfigLoaderImpl(path).load_configuration(job, list(arguments), RunMode.RUN)
+    chosen = {group: choice for group, choice in composed.hydra.runtime.choices.items() if not group.startswith("hydra/")}
     with open_dict(composed):
         del composed["hydra"]
+        if chosen and not isinstance(composed.get("experiment"), DictConfig):
+            composed["experiment"] = chosen.get("experiment")  # its settings lie at the root, and its name nowhere
     return composed
 
 

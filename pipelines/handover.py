@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.config import BatchConfig, Device
 from pipelines.errors import ConfigError, RunFailed
-from pipelines.run import RUN_FILE
+from pipelines.schema import RUN_FILE
 from pipelines.storage import Folder
 
 _SUMMARY = pa.schema(

@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from pipelines.config import BatchConfig, InputConfig, SamplingConfig, SqlInput, Strict, SubmitConfig
+from pipelines.config import BatchConfig, HistoryConfig, InputConfig, SamplingConfig, SqlInput, Strict, SubmitConfig
 from pipelines.errors import ConfigError, RowError
 from pipelines.structured import check_form
 from pipelines.suggest import did_you_mean, not_set, shown
@@ -47,6 +47,11 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 def parse_submit(values: Mapping[str, Any]) -> SubmitConfig:
     """Turn composed settings into a `SubmitConfig`; raises like `parse_config`."""
     return _validated(values, SubmitConfig)
+
+
+def parse_history(values: Mapping[str, Any]) -> HistoryConfig:
+    """Turn composed settings into a `HistoryConfig`; raises like `parse_config`."""
+    return _validated(values, HistoryConfig)
 
 
 def _validated(values: Mapping[str, Any], root: type[_Root]) -> _Root:

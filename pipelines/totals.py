@@ -8,7 +8,7 @@ from pipelines.costs import Costs
 from pipelines.engine_use import EngineUse
 from pipelines.errors import ConfigError, ExitCode
 from pipelines.histograms import Quantiles
-from pipelines.run import RUN_FILE, SUCCESS_FILE
+from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.storage import Folder
 
 SUMMARY_FILE = "stats/summary.json"

@@ -21,6 +21,7 @@ from pipelines.config.answer import (
     StripReasoningStep,
 )
 from pipelines.config.engine import Device, EchoEngineConfig, ModelConfig, VllmEngineConfig
+from pipelines.config.history import HistoryConfig, Tolerances
 from pipelines.config.input import (
     AnyInput,
     CsvInput,
@@ -56,6 +57,7 @@ __all__ = [
     "FilesInput",
     "FilterStep",
     "FunctionStep",
+    "HistoryConfig",
     "HostedPrice",
     "HuggingFaceInput",
     "IcebergInput",
@@ -79,6 +81,7 @@ __all__ = [
     "TableInput",
     "Text",
     "TextOrList",
+    "Tolerances",
     "VllmEngineConfig",
 ]
 
@@ -97,6 +100,8 @@ class BatchConfig(Strict):
     budget: BudgetConfig
     pricing: PricingConfig
     cluster: ClusterConfig
+    experiment: str | None
+    """The name of the experiment that was chosen, if one was; no part of the run's identity."""
     run_date: date | None
     """The day that this run is for: `${run_date}` in a path gives each day its own; no part of the run's identity."""
     retry_failed: bool

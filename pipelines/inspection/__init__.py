@@ -13,8 +13,7 @@ from pipelines.errors import ConfigError
 from pipelines.parts import committed, part_name
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.readers import SUFFIXES, suffix_of
-from pipelines.run import RUN_FILE, SUCCESS_FILE
-from pipelines.schema import result_schema
+from pipelines.schema import RUN_FILE, SUCCESS_FILE, result_schema
 from pipelines.storage import Folder
 
 _LINE_FORMATS = ("jsonl", "csv")  # their rows are numbered by line

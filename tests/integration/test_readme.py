@@ -109,6 +109,8 @@ def test_the_commands_of_every_night_run_as_written(tmp_path: Path, ray_address:
     night, *others = bash_lines(OPERATIONS)
     run(night, tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/nightly/2026-11-30/results").count_rows() == 64
+    for line in (line for line in others if line.startswith("fournee history ")):
+        run(line, tmp_path, ray_address)
     (chaos,) = (line for line in others if line.startswith("make "))
     test_make_knows_its_targets(chaos)
     (plain,) = (line for line in others if line.startswith("RAY_AUTH_MODE=token ray job submit "))

@@ -50,7 +50,7 @@ UNKNOWN_KEYS = {
     "input.version=3": "input.version is not a setting of this input; "
     "it belongs to input=delta or input=iceberg or input=lance",
     "engine.max_num_seqs=5": "engine.max_num_seqs is not a setting of this engine; it belongs to engine=echo",
-    "foo=1": "foo is not a setting; there are: budget, cluster, dry_run, engine, errors, input, model, output, "
+    "foo=1": "foo is not a setting; there are: budget, cluster, dry_run, engine, errors, experiment, input, model, output, "
     "postprocess, pricing, progress_interval_s, prompt, retry_failed, run_date, sampling, verbose",
 }
 WRONG_TYPES = {

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.errors import ErrorKind, ExitCode, Flag
-from pipelines.schema import BATCH, RESULT, WORKER
+from pipelines.schema import BATCH, RESULT, RUN, WORKER
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("schema", [RESULT, BATCH, WORKER], ids=["results", "batches", "workers"])
+@pytest.mark.parametrize("schema", [RESULT, BATCH, WORKER, RUN], ids=["results", "batches", "workers", "run"])
 def test_every_column_is_explained(schema: pa.Schema) -> None:
     page = text_of("docs/results.md")
     assert not [name for name in schema.names if f"`{name}`" not in page]

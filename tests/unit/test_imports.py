@@ -21,6 +21,7 @@ DOORS = {
     "lance": {"pipelines.tables.lance"},
     "altair": {"pipelines.charts"},
     "vl_convert": {"pipelines.charts"},
+    "duckdb": {"pipelines.history"},
 }
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
@@ -69,6 +70,7 @@ LEVELS = [
         "pipelines.lifeline",
         "pipelines.meter",
         "pipelines.row_profile",
+        "pipelines.run_table",
         "pipelines.steps",
         "pipelines.summary",
         "pipelines.totals",
@@ -81,6 +83,7 @@ LEVELS = [
         "pipelines.cluster",
         "pipelines.supervisor",
         "pipelines.comparison",
+        "pipelines.history",
         "pipelines.inspection",
         "pipelines.outcome",
         "pipelines.report",

@@ -1,8 +1,10 @@
 """Find the rows that kill engines, from what dead workers had in flight.
 
 A worker notes down what is in its engine. When it dies, every batch in flight is suspect, and is from then on run alone.
-What dies alone is cut into pieces, which are run alone in turn, until the piece is one row: that row is convicted.
-A batch of 256 rows needs four deaths for that (crowd, batch, sixteenth, row), and its other rows are answered.
+What dies alone is cut into pieces, which are run alone in turn, until the piece is one row. A row that dies alone twice is
+convicted: once may have any cause, such as a node that was taken away. What has died before runs after what has not, so that
+a killer from outside, which strikes whatever runs, does not strike the same row again.
+A batch of 256 rows needs five deaths for that (crowd, batch, sixteenth, row, row), and its other rows are answered.
 """
 
 from collections import Counter
@@ -26,19 +28,19 @@ class Suspicions:
     def __init__(self, deaths: Iterable[Sequence[Cell]] = ()):
         deaths = list(deaths)
         self._num_deaths = Counter(batch_id for cells in deaths for batch_id in {cell.batch_id for cell in cells})
-        self._died_alone = {cells[0] for cells in deaths if len(cells) == 1}
+        self._died_alone = Counter(cells[0] for cells in deaths if len(cells) == 1)
 
     def num_deaths(self, batch_id: int) -> int:
         """How many engines died while they worked on a batch."""
         return self._num_deaths[batch_id]
 
     def cells(self, batch_id: int, num_rows: int) -> list[Cell]:
-        """What to run of a batch, one cell after the other; see `is_convicted`."""
-        return list(self._narrow(Cell(batch_id, 0, num_rows)))
+        """What to run of a batch, one cell after the other: what has died before comes last. See `is_convicted`."""
+        return sorted(self._narrow(Cell(batch_id, 0, num_rows)), key=lambda cell: self._died_alone[cell])
 
     def is_convicted(self, cell: Cell) -> bool:
-        """Whether a cell is one row that must not be run again: one death may have had any cause, two have this one."""
-        return cell.num_rows == 1 and cell in self._died_alone and self._num_deaths[cell.batch_id] > 1
+        """Whether a cell is one row that must not be run again."""
+        return cell.num_rows == 1 and self._died_alone[cell] > 1
 
     def _narrow(self, cell: Cell) -> Iterator[Cell]:
         if cell.num_rows == 1 or cell not in self._died_alone:

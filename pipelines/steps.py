@@ -51,7 +51,7 @@ class Work:
 
     @property
     def cells(self) -> list[Cell]:
-        """What runs together, one after the other: all of it, unless the batch has killed an engine by itself."""
+        """What runs together, one after the other: all of it, unless an engine died while it had the batch alone."""
         return self.suspicions.cells(self.batch.batch_id, self.batch.num_rows)
 
     def rows_in(self, cell: Cell) -> list[int]:

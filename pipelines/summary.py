@@ -26,7 +26,7 @@ from pipelines.run import ATTEMPTS, Run, versions
 from pipelines.run_table import one_row_file, run_table
 from pipelines.schema import BATCH, BATCH_TABLE, RUN_TABLE, SUCCESS_FILE
 from pipelines.statistics import batch_table, tokens_per_s
-from pipelines.totals import SUMMARY_FILE, Summary
+from pipelines.totals import SUMMARY_FILE, Summary, read_totals
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
 
 def read_summary(run: Run, config: BatchConfig) -> Summary:
     """The summary of a finished run, judged by the error budget of now."""
-    summary = Summary.model_validate_json(run.folder.read(SUMMARY_FILE))
+    summary = read_totals(run.folder)
     code = exit_code(config, summary.num_rows, summary.num_failed, len(summary.bad_files))
     allowed = allowed_failures(config.errors, summary.num_rows)
     return summary.model_copy(update={"exit_code": code, "num_failures_allowed": allowed})

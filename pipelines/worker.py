@@ -152,9 +152,8 @@ class Worker:
         """Take one batch from its rows to its part; None where it is handed back."""
         try:
             started_at_s, started = time.time(), time.perf_counter()
-            settled: list[Settled] = []
-            for cell in work.cells:
-                settled += await self._settle(work, cell)
+            found = {cell: await self._settle(work, cell) for cell in work.cells}
+            settled = [one for cell in sorted(found) for one in found[cell]]
             wall_s = time.perf_counter() - started
             statistics: dict[str, Any] = await _in(self._committers, self._commit, work, settled, Timing(started_at_s, wall_s))
             return statistics

@@ -96,7 +96,7 @@ class ClusterConfig(Strict):
     accelerator_type: Text | None
     """Ray's name of the accelerator to run on, such as H100; null takes any."""
     worker_restarts: Annotated[int, Field(ge=0)]
-    """How often a worker that died is started again; a row that kills engines takes three or four to find."""
+    """How often a worker that died is started again; a row that kills engines takes three to five to find."""
     heartbeat_s: PositiveFloat
     """How often a worker notes down that it still runs, and what it has cost."""
     start_timeout_s: PositiveFloat

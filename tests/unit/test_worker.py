@@ -350,7 +350,7 @@ class StoppingLine(QuietLine):
         self._has_committed = threading.Event()
         self.is_drained = threading.Event()
 
-    def committed(self, worker: str, numbers: dict[str, int]) -> None:
+    def committed(self, numbers: dict[str, int]) -> None:
         self._has_committed.set()
 
     def order(self) -> Order | None:

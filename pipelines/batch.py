@@ -20,6 +20,7 @@ from pipelines.handover import Job
 from pipelines.heartbeat import heartbeats
 from pipelines.lease import Lease, hold, wait_until_free
 from pipelines.meter import Meter, SpendingLimit
+from pipelines.metrics import RunMetrics, run_tags
 from pipelines.model import check_chat_template, pinned_revision
 from pipelines.parts import committed, failures
 from pipelines.placement import Placement
@@ -39,7 +40,7 @@ from pipelines.totals import Summary
 logger = logging.getLogger(__name__)
 
 
-def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, Summary]:
+def run_batch(config: BatchConfig, began: Callable[[Run], None], experiment: str | None = None) -> tuple[Run, Summary]:
     """Answer every row of the input once; return the run and its totals. `began` is told of the run that there is work on.
 
     Raises ConfigError before Ray or a model starts, RunFailed where the job cannot go on, TooManyFailures where it cannot
@@ -58,7 +59,7 @@ def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, S
         begin_attempt(run)
         todo = find_todo(config, run, plan)
         if todo.num_rows:
-            answer_pending(config, run, plan, todo, lease)
+            answer_pending(config, run, plan, todo, lease, experiment)
         return run, finish(run, plan, config)
 
 
@@ -106,7 +107,7 @@ def find_todo(config: BatchConfig, run: Run, plan: Plan) -> Todo:
     return Todo(plan.without(kept), (pc.sum(missing["num_rows"]).as_py() or 0) + sum(failed.values()), kept)
 
 
-def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease: Lease) -> None:
+def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease: Lease, experiment: str | None) -> None:
     """Run the workers over what is to be done."""
     done_rows = plan.num_rows - todo.num_rows
     logger.info(
@@ -119,8 +120,9 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
         pace = Pace(plan.num_rows, done_rows, meter_of(config, run, placement))
         check = limits(config, run, todo, lease, pace)
         check()  # a budget that is used up starts no worker
-        job, board = job_of(config, run, plan, placement), Board()
-        with progress(config, board, pace):
+        job, board = job_of(config, run, plan, placement, experiment), Board()
+        metrics = RunMetrics(job.tags, config.pricing.currency, run.attempt)
+        with progress(config, board, pace, metrics.update):
 
             def answer_round(batches: pa.Table) -> None:
                 shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)
@@ -153,7 +155,7 @@ def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, pace: Pace) 
     return check
 
 
-def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement) -> Job:
+def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement, experiment: str | None = None) -> Job:
     """What the workers must know."""
     return Job(
         config=config,
@@ -164,6 +166,7 @@ def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement) -> J
         carried=plan.carried,
         device=placement.device,
         num_accelerators=placement.num_accelerators,
+        tags=run_tags(config, run.folder, run.fingerprint, experiment),
     )
 
 

@@ -22,6 +22,7 @@ from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, RunFailed, Stopped, TooManyFailures
 from pipelines.handover import Job, raise_failure
 from pipelines.heartbeat import deaths
+from pipelines.metrics import WorkerMetrics
 from pipelines.placement import Placement, check_room, place
 from pipelines.plan import batches_of
 from pipelines.worker import Worker
@@ -109,7 +110,7 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
     items = [line for shard in shards for line in shard.to_pylist()]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         Worker,
-        fn_constructor_args=(job, board),
+        fn_constructor_args=(job, board, WorkerMetrics),
         batch_size=1,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(

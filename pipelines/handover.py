@@ -37,6 +37,8 @@ class Job:
     carried: pa.Schema
     device: Device
     num_accelerators: int
+    tags: dict[str, str]
+    """What tells the metrics of this run from those of another."""
 
 
 def summary_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:

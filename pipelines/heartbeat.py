@@ -90,6 +90,12 @@ class Heartbeat:
         busy_s = self._engine.clock.busy_s() if self._engine else 0.0
         return Age(time.perf_counter() - self._started, busy_s)
 
+    def phases(self) -> dict[str, float]:
+        """How the worker's lifetime has passed so far, in seconds."""
+        age = self.age()
+        loading_s = age.lifetime_s if self._loading_s is None else self._loading_s
+        return {"loading": loading_s, "busy": age.busy_s, "idle": age.lifetime_s - loading_s - age.busy_s}
+
     def _beat_forever(self) -> None:
         while True:
             time.sleep(self._interval_s)

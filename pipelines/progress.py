@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -27,7 +27,7 @@ class Pace:
         self.total_rows = total_rows
         self.done_rows = done_rows
         self.num_failed = 0
-        self._num_tokens = 0
+        self._num_tokens = self._num_workers = 0
         self.meter = meter
         self._first_rows = done_rows
         self._recent: deque[tuple[float, int, int]] = deque([(time.perf_counter(), done_rows, 0)])
@@ -42,6 +42,7 @@ class Pace:
         self.meter.update(totals)
         self.done_rows = self._first_rows + int(totals["num_rows"])
         self.num_failed, self._num_tokens = int(totals["num_failed"]), int(totals["num_output_tokens"])
+        self._num_workers = int(totals["num_workers"])
         now = time.perf_counter()
         if totals["num_rows"] == 0:  # loading does not count towards the speed
             self._recent.clear()
@@ -49,13 +50,30 @@ class Pace:
         while now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
 
+    def numbers(self) -> dict[str, float | None]:
+        """What metrics show of the run (`metrics.OF_RUN`)."""
+        return {
+            "planned_rows": self.total_rows,
+            "done_rows": self.done_rows,
+            "failed_rows": self.num_failed,
+            "workers": self._num_workers,
+            "cost": self.meter.cost,
+            "left_seconds": self.left_s(),
+        }
+
+    def left_s(self) -> float | None:
+        """How long the rest takes at the speed of the last minute; None where nothing was done in it."""
+        start, rows, _ = self._recent[0]
+        done_rows = self.done_rows - rows
+        return self.num_left * (time.perf_counter() - start) / done_rows if done_rows else None
+
     def describe(self) -> str:
         """One line: rows, tokens per second, cost so far, time left, failures."""
-        start, rows, tokens = self._recent[0]
+        start, _, tokens = self._recent[0]
         span_s = max(time.perf_counter() - start, 1e-9)
-        rows_per_s = (self.done_rows - rows) / span_s
-        if rows_per_s > 0:
-            left = f"{_duration((self.total_rows - self.done_rows) / rows_per_s)} left"
+        left_s = self.left_s()
+        if left_s is not None:
+            left = f"{_duration(left_s)} left"
         else:
             left = "loading" if self.done_rows == self._first_rows else "no batch for a minute"
         return (
@@ -65,11 +83,13 @@ class Pace:
 
 
 @contextmanager
-def progress(config: BatchConfig, board: Board, pace: Pace) -> Iterator[None]:
-    """Show during the block what the workers report to the board; the pace follows."""
+def progress(
+    config: BatchConfig, board: Board, pace: Pace, told: Callable[[Mapping[str, float | None]], None]
+) -> Iterator[None]:
+    """Show during the block what the workers report to the board; the pace follows, and whoever is told its numbers."""
     done = threading.Event()
     show = _show_live if Console(stderr=True).is_terminal else _show_lines
-    thread = threading.Thread(target=show, args=(config, pace, board, done), name="progress", daemon=True)
+    thread = threading.Thread(target=show, args=(config, pace, _fetch(pace, board, told, done)), name="progress", daemon=True)
     thread.start()
     try:
         yield
@@ -78,28 +98,31 @@ def progress(config: BatchConfig, board: Board, pace: Pace) -> Iterator[None]:
         thread.join()
 
 
-def _show_live(config: BatchConfig, pace: Pace, board: Board, done: threading.Event) -> None:
+def _show_live(config: BatchConfig, pace: Pace, fetched: Iterator[bool]) -> None:
     columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=pace.total_rows)
-        for _ in _fetch(pace, board, done):
+        for _ in fetched:
             bar.update(task, completed=pace.done_rows, description=pace.describe())
 
 
-def _show_lines(config: BatchConfig, pace: Pace, board: Board, done: threading.Event) -> None:
+def _show_lines(config: BatchConfig, pace: Pace, fetched: Iterator[bool]) -> None:
     last = time.perf_counter()
-    for is_last in _fetch(pace, board, done):
+    for is_last in fetched:
         if is_last or time.perf_counter() - last >= config.progress_interval_s:
             last = time.perf_counter()
             logger.info("%s", pace.describe())
 
 
-def _fetch(pace: Pace, board: Board, done: threading.Event) -> Iterator[bool]:
+def _fetch(
+    pace: Pace, board: Board, told: Callable[[Mapping[str, float | None]], None], done: threading.Event
+) -> Iterator[bool]:
     """Fetch what was committed, twice a second and once more at the end; yields whether that was the end."""
     while True:
         is_last = done.wait(_POLL_S)
         try:
             pace.update(board.totals())
+            told(pace.numbers())
         except TimeoutError:
             logger.debug("the board did not answer in time")
         except BoardLost:

@@ -65,7 +65,7 @@ def statistics_of(
 ) -> dict[str, Any]:
     """Sum up a batch from its rows: the line of `stats/batches.parquet` as JSON values, and which batch of which run it is."""
     ok = table.filter(pc.equal(table["status"], "ok"))
-    num_prompt, num_output = _sum(ok["num_prompt_tokens"]), _sum(ok["num_output_tokens"])
+    num_prompt, num_output = sum_of(ok["num_prompt_tokens"]), sum_of(ok["num_output_tokens"])
     prefill_s, decode_s, cost = (math.fsum(share[name] for share in shares) for name in ("prefill_s", "decode_s", "cost"))
     return {
         "fingerprint": origin.fingerprint,
@@ -76,7 +76,7 @@ def statistics_of(
         "num_ok": len(ok),
         "num_failed": len(table) - len(ok),
         "num_prompt_tokens": num_prompt,
-        "num_cached_tokens": _sum(ok["num_cached_tokens"]),
+        "num_cached_tokens": sum_of(ok["num_cached_tokens"]),
         "num_output_tokens": num_output,
         "started_at": int(timing.started_at_s * 1e6),
         "wall_s": timing.wall_s,
@@ -106,8 +106,8 @@ def progress_of(rows: pa.Table) -> dict[str, int]:
     """How many rows, failures and tokens are new."""
     return {
         "num_rows": len(rows),
-        "num_failed": len(rows) - _sum(pc.equal(rows["status"], "ok")),
-        "num_output_tokens": _sum(rows["num_output_tokens"]),
+        "num_failed": len(rows) - sum_of(pc.equal(rows["status"], "ok")),
+        "num_output_tokens": sum_of(rows["num_output_tokens"]),
     }
 
 
@@ -149,7 +149,8 @@ def _latency_quantiles(table: pa.Table) -> dict[str, float | None]:
     return quantiles
 
 
-def _sum(column: pa.ChunkedArray) -> int:
+def sum_of(column: pa.ChunkedArray) -> int:
+    """The sum of a column; null counts as nothing."""
     total: int | None = pc.sum(column).as_py()
     return total or 0
 

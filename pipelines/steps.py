@@ -31,7 +31,7 @@ from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
 from pipelines.rows import Answer, Batch, Block, Request, Settled
 from pipelines.sources import check_unchanged, is_bad_file
-from pipelines.statistics import Age, Origin, Timing, progress_of, share_of, statistics_of
+from pipelines.statistics import Age, Origin, Timing, share_of, statistics_of
 from pipelines.storage import Folder
 
 
@@ -163,8 +163,8 @@ class Steps:
             settled.append(Settled(entry.request, outcome))
         return settled
 
-    def commit(self, work: Work, settled: Sequence[Settled], timing: Timing, age: Age) -> tuple[dict[str, Any], dict[str, int]]:
-        """Write the batch's part; returns its statistics, and how many rows, failures and tokens are new."""
+    def commit(self, work: Work, settled: Sequence[Settled], timing: Timing, age: Age) -> tuple[dict[str, Any], pa.Table]:
+        """Write the batch's part; returns its statistics, and the rows that are new."""
         batch, block, part = work.batch, work.block, work.part
         answers = [one.answer for one in settled if one.answer is not None]
         shares = [share_of(answers, self._origin, age)]
@@ -178,7 +178,7 @@ class Steps:
             shares = [*before["shares"], *shares]
         statistics = statistics_of(batch, table, timing, shares, self._origin)
         commit(self._run, table, statistics, self._config.output.compression)
-        return statistics, progress_of(fresh)
+        return statistics, fresh
 
     def _ids(self, batch: Batch, block: Block) -> Iterator[str | None]:
         """Each row's id as text: from its column, else its number in the whole input."""

@@ -24,12 +24,13 @@ from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError, RunFa
 from pipelines.handover import Job, check_folder, failure_table, summary_table
 from pipelines.heartbeat import Heartbeat
 from pipelines.lifeline import Lifeline, Line
+from pipelines.metrics import BuildMetrics, Load
 from pipelines.model import model_folder
 from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
 from pipelines.poison import Cell
 from pipelines.rows import Batch, Settled
-from pipelines.statistics import Origin, Timing
+from pipelines.statistics import Origin, Timing, progress_of
 from pipelines.steps import Entry, Steps, Work
 from pipelines.watchdog import Watchdog
 
@@ -43,9 +44,10 @@ _OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest 
 class Worker:
     """The callable that Ray Data runs: a shard descriptor in, one summary row for each of its batches out."""
 
-    def __init__(self, job: Job, line: Line):
+    def __init__(self, job: Job, line: Line, build_metrics: BuildMetrics):
         self._job = job
         self._line = line
+        self._build_metrics = build_metrics
         self._origin = Origin(
             fingerprint=job.fingerprint,
             worker=uuid.uuid4().hex[:8],
@@ -62,6 +64,7 @@ class Worker:
         self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
         self._open = asyncio.Semaphore(_OPEN_BATCHES)
         self._answering: set[asyncio.Task[Any]] = set()
+        self._tickets: set[Ticket] = set()
         self._is_loading = True
         self._num_shards = 0
         self._num_moves = 0
@@ -87,11 +90,15 @@ class Worker:
         job, settings = self._job, self._job.config.cluster
         check_folder(job)
         self._heartbeat = Heartbeat(job.run, self._origin, settings.heartbeat_s)
+        self._metrics = self._build_metrics(job.tags, self._origin, self._heartbeat.phases)
         with closing(Watchdog(settings.load_timeout_s, lambda: "loading", self._end_stuck("load_timeout_s"))):
             folder = "" if isinstance(job.config.engine, EchoEngineConfig) else model_folder(job.config.model)
-            self._engine = build_engine(job.config, folder=folder, revision=job.model_revision, device=job.device)
+            self._engine = build_engine(
+                job.config, folder, revision=job.model_revision, device=job.device, exports_metrics=self._metrics.is_exported
+            )
         self._steps = Steps(job.config, job.run, job.carried, self._origin, self._engine)
         self._heartbeat.ready(self._engine)
+        self._metrics.ready(self._engine_load)
         Watchdog(settings.hang_timeout_s, self._progress, self._end_stuck("hang_timeout_s"))
         self._lifeline.obey(self._is_idle, self._heartbeat)
 
@@ -171,7 +178,9 @@ class Worker:
             return []
         await _in(self._committers, self._heartbeat.enter, cell)
         entries, ticket = await self._enter(work, cell)
+        self._tickets.add(ticket)
         await asyncio.wrap_future(ticket.answered)
+        self._tickets.discard(ticket)
         self._heartbeat.leave(cell)
         settled: list[Settled] = await _in(self._committers, self._steps.finish, entries, ticket)
         return settled
@@ -191,9 +200,10 @@ class Worker:
                 self._ahead.release()
 
     def _commit(self, work: Work, settled: Sequence[Settled], timing: Timing) -> dict[str, Any]:
-        statistics, progress = self._steps.commit(work, settled, timing, self._heartbeat.age())
+        statistics, rows = self._steps.commit(work, settled, timing, self._heartbeat.age())
         self._heartbeat.committed()
-        self._line.committed(progress)
+        self._line.committed(progress_of(rows))
+        self._metrics.committed(rows)
         self._num_moves += 1
         return statistics
 
@@ -214,6 +224,10 @@ class Worker:
 
     def _end_stuck(self, limit: str) -> Callable[[float], None]:
         return lambda silent_s: self._lifeline.end(f"no progress for {silent_s:.0f} s (cluster.{limit})", self._heartbeat)
+
+    def _engine_load(self) -> Load:
+        running, held = self._engine.clock.num_running, sum(ticket.num_left for ticket in self._tickets.copy())
+        return Load(running, max(0, held - running), self._engine.describe()["max_num_seqs"], len(self._answering))
 
     def _is_busy(self) -> bool:
         return self._is_loading or self._num_shards > 0

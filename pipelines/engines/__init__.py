@@ -31,6 +31,11 @@ class Ticket:
         if len(self._outcomes) == len(self.prepared):
             self.answered.set_result(None)
 
+    @property
+    def num_left(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self.prepared) - len(self._outcomes)
+
     def outcomes(self, timeout_s: float | None = None) -> list[Outcome]:
         """Wait for all outcomes, in the order of the requests; raises EngineDead."""
         self.answered.result(timeout_s)
@@ -70,8 +75,10 @@ class Engine(Protocol):
         """What the engine resolved its options to, for the record."""
 
 
-def build_engine(config: BatchConfig, *, folder: str, revision: str | None, device: Device) -> Engine:
-    """Load the configured engine with the model in a folder, or at a revision of the hub.
+def build_engine(
+    config: BatchConfig, folder: str, *, revision: str | None, device: Device, exports_metrics: bool = False
+) -> Engine:
+    """Load the configured engine with the model in a folder, or at a revision of the hub; vLLM can export metrics through Ray.
 
     Raises ConfigError where its options are refused.
     """
@@ -82,4 +89,4 @@ def build_engine(config: BatchConfig, *, folder: str, revision: str | None, devi
     # Importing vLLM takes tens of seconds, so only a process that runs it pays for it.
     from pipelines.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(config, folder=folder, revision=revision, device=device)
+    return VllmEngine(config, folder=folder, revision=revision, device=device, exports_metrics=exports_metrics)

@@ -66,6 +66,11 @@ class FairClock:
             else:
                 share.prefill_s = self._virtual_s - share.mark
 
+    @property
+    def num_running(self) -> int:
+        """How many requests run now."""
+        return self._num_running
+
     def busy_s(self) -> float:
         """Seconds so far in which at least one request ran."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from pipelines.batch import find_todo, open_plan
 from pipelines.config import BatchConfig
 from pipelines.handover import Job, raise_failure
 from pipelines.lifeline import Order
+from pipelines.metrics import Load
 from pipelines.plan import Plan, make_shards
 from pipelines.run import Run, begin_attempt, open_run
 from pipelines.sources import list_sources
+from pipelines.statistics import Origin
 from pipelines.worker import Worker
 
 
@@ -45,6 +48,18 @@ class QuietLine:
         return None
 
 
+class QuietMetrics:
+    """Metrics that nobody hears."""
+
+    is_exported = False
+
+    def __init__(self, run_tags: Mapping[str, str], origin: Origin, phases: Callable[[], Mapping[str, float]]): ...
+
+    def ready(self, load: Callable[[], Load]) -> None: ...
+
+    def committed(self, rows: pa.Table) -> None: ...
+
+
 async def hand(
     config: BatchConfig, run: Run, plan: Plan, shards: list[pa.Table], line: QuietLine | None = None
 ) -> list[dict[str, Any]]:
@@ -58,8 +73,9 @@ async def hand(
         model_revision=None,
         device="cpu",
         num_accelerators=1,
+        tags={},
     )
-    one = Worker(job, line or QuietLine())
+    one = Worker(job, line or QuietLine(), QuietMetrics)
     lines: list[dict[str, Any]] = []
     for summary in await asyncio.gather(*(one(shard) for shard in shards)):
         raise_failure(summary)

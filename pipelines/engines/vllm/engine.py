@@ -47,7 +47,9 @@ class _Waiting:
 class VllmEngine:
     """One replica of the model. Raises ConfigError where vLLM refuses the options."""
 
-    def __init__(self, config: BatchConfig, *, folder: str, revision: str | None, device: Device):
+    def __init__(
+        self, config: BatchConfig, *, folder: str, revision: str | None, device: Device, exports_metrics: bool = False
+    ):
         assert isinstance(config.engine, VllmEngineConfig)
         model = config.model
         self._options = {
@@ -58,6 +60,7 @@ class VllmEngine:
             "trust_remote_code": model.trust_remote_code,
             "revision": revision,
             "reasoning_parser": model.reasoning_parser or "",
+            "served_model_name": model.name,  # in vLLM's metrics
             "enable_mfu_metrics": True,  # operations and bytes of every step, for the roofline
             **config.engine.kwargs,
             "model": folder,
@@ -66,6 +69,7 @@ class VllmEngine:
         self._config = config
         self._turns = Turns()
         self._counts = StepCounts()
+        self._exports_metrics = exports_metrics
         self._inbox: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
         self._waiting: dict[str, _Waiting] = {}
         self._entering: tuple[Ticket, Iterator[tuple[int, Prepared]]] | None = None
@@ -172,13 +176,21 @@ class VllmEngine:
         try:
             config = EngineArgs(**self._options).create_engine_config(UsageContext.LLM_CLASS)
             self._engine = LLMEngine.from_vllm_config(
-                config, usage_context=UsageContext.LLM_CLASS, stat_loggers=[lambda *_: self._counts]
+                config, usage_context=UsageContext.LLM_CLASS, stat_loggers=self._stat_loggers()
             )
         except (ValueError, TypeError, OSError) as error:  # a model length that does not fit the KV cache is found last
             raise ConfigError(f"vLLM refuses the options: {error}; see model.* and engine.*") from None
         self._max_num_seqs = config.scheduler_config.max_num_seqs
         parser = AnswerParser.of(self._config.model, self._engine.get_tokenizer())
         self._requests = Requests(self._engine, self._config.prompt, self._config.sampling, parser)
+
+    def _stat_loggers(self) -> list[Any]:
+        """Who hears of each step: our counts, and Ray's metrics in the place of vLLM's own."""
+        if not self._exports_metrics:
+            return [lambda *_: self._counts]
+        from pipelines.engines.vllm.ray_metrics import StepMetrics
+
+        return [lambda *_: self._counts, StepMetrics]
 
     def _admit(self) -> None:
         """Move requests into the engine until it holds twice what it can run; wait only while it holds none."""

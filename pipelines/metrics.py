@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ray.util import metrics as ray_metrics
 
 from pipelines.config import BatchConfig, EchoEngineConfig
+from pipelines.errors import ErrorKind
 from pipelines.statistics import Origin, latencies_of, sum_of
 from pipelines.storage import Folder
 
@@ -129,7 +130,7 @@ class WorkerMetrics:
         self._load: Callable[[], Load] | None = None
         tags = {**run_tags, "worker": origin.worker}
         self._rows = _Counter(ROWS, tags, ("ok", "failed"))
-        self._failed = _Counter(FAILED_ROWS, tags)
+        self._failed = _Counter(FAILED_ROWS, tags, tuple(ErrorKind))
         self._tokens = _Counter(TOKENS, tags, ("prompt", "cached", "output"))
         self._batches = _Counter(BATCHES, tags)
         self._cost = _Counter(COST, tags, (origin.pricing.currency,))

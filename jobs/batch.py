@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     for storage_client in ("botocore", "aiobotocore"):
         logging.getLogger(storage_client).setLevel(logging.WARNING)  # they say where they found credentials
-    experiment = _experiment_in(overrides)
-    outcome, config, finished = Outcome(experiment), None, None
+    outcome, config, finished = Outcome(_experiment_in(overrides)), None, None
     try:
         with stop_on_signal():
             settings = compose_settings("batch", overrides, options.config_dir)
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = parse_config(settings)
             if config.dry_run:
                 return _dry_run(config, settings)
-            run, summary = finished = run_batch(config, partial(outcome.begin, config), experiment)
+            run, summary = finished = run_batch(config, partial(outcome.begin, config))
             _show(run, summary)
             code, message = summary.exit_code, describe(summary)
     except (Exception, Stopped) as error:  # noqa: BLE001 - the last resort: storage, hub and cluster clients raise kinds of their own

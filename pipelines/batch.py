@@ -40,7 +40,7 @@ from pipelines.totals import Summary
 logger = logging.getLogger(__name__)
 
 
-def run_batch(config: BatchConfig, began: Callable[[Run], None], experiment: str | None = None) -> tuple[Run, Summary]:
+def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, Summary]:
     """Answer every row of the input once; return the run and its totals. `began` is told of the run that there is work on.
 
     Raises ConfigError before Ray or a model starts, RunFailed where the job cannot go on, TooManyFailures where it cannot
@@ -59,7 +59,7 @@ def run_batch(config: BatchConfig, began: Callable[[Run], None], experiment: str
         begin_attempt(run)
         todo = find_todo(config, run, plan)
         if todo.num_rows:
-            answer_pending(config, run, plan, todo, lease, experiment)
+            answer_pending(config, run, plan, todo, lease)
         return run, finish(run, plan, config)
 
 
@@ -107,7 +107,7 @@ def find_todo(config: BatchConfig, run: Run, plan: Plan) -> Todo:
     return Todo(plan.without(kept), (pc.sum(missing["num_rows"]).as_py() or 0) + sum(failed.values()), kept)
 
 
-def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease: Lease, experiment: str | None) -> None:
+def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease: Lease) -> None:
     """Run the workers over what is to be done."""
     done_rows = plan.num_rows - todo.num_rows
     logger.info(
@@ -120,7 +120,7 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
         pace = Pace(plan.num_rows, done_rows, meter_of(config, run, placement))
         check = limits(config, run, todo, lease, pace)
         check()  # a budget that is used up starts no worker
-        job, board = job_of(config, run, plan, placement, experiment), Board()
+        job, board = job_of(config, run, plan, placement), Board()
         metrics = RunMetrics(job.tags, config.pricing.currency, run.attempt)
         with progress(config, board, pace, metrics.update):
 
@@ -155,7 +155,7 @@ def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, pace: Pace) 
     return check
 
 
-def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement, experiment: str | None = None) -> Job:
+def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement) -> Job:
     """What the workers must know."""
     return Job(
         config=config,
@@ -166,7 +166,7 @@ def job_of(config: BatchConfig, run: Run, plan: Plan, placement: Placement, expe
         carried=plan.carried,
         device=placement.device,
         num_accelerators=placement.num_accelerators,
-        tags=run_tags(config, run.folder, run.fingerprint, experiment),
+        tags=run_tags(config, run.folder, run.fingerprint),
     )
 
 

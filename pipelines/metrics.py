@@ -109,13 +109,13 @@ BuildMetrics = Callable[[Mapping[str, str], Origin, Callable[[], Mapping[str, fl
 """From the tags of the run, the worker, and what tells how its lifetime has passed so far."""
 
 
-def run_tags(config: BatchConfig, run: Folder, fingerprint: str, experiment: str | None) -> dict[str, str]:
+def run_tags(config: BatchConfig, run: Folder, fingerprint: str) -> dict[str, str]:
     """What tells the metrics of one run from those of another."""
     folder, short = run.url.rstrip("/").rpartition("/")[2], fingerprint[:8]
     return {
         "run": folder if short in folder else f"{folder}-{short}",
         "model": "echo" if isinstance(config.engine, EchoEngineConfig) else config.model.name,
-        "experiment": experiment or "",
+        "experiment": config.experiment or "",
     }
 
 

@@ -9,6 +9,7 @@ from pipelines.machine import installed_versions
 JOBS = {
     "batch": "answer every row of a data set once, resumably",
     "doctor": "say what this machine can run, and what is missing",
+    "estimate": "say what a job will cost before it runs",
     "history": "many runs, night by night; check whether the newest is worse than those before it",
     "inspect": "look into a run: counts, failed rows, a sample, what differs from another run",
     "report": "what runs came to: their totals here, their charts in report.html, several side by side",

@@ -7,7 +7,7 @@ from pipelines.compose import conf_folder
 
 def settings_help(job: str) -> str:
     """List the groups with their choices, and every key: those of the default choices with their values and comments."""
-    root = (conf_folder() / f"{job}.yaml").read_text(encoding="utf-8").splitlines()
+    root = _root(job)
     defaults = dict(line.removeprefix("  - ").split(": ") for line in root if line.startswith("  - ") and ": " in line)
     folders = [path for path in sorted(conf_folder().iterdir()) if path.name in defaults]
     groups = {folder.name: sorted(folder.glob("*.yaml")) for folder in folders}
@@ -26,6 +26,14 @@ def settings_help(job: str) -> str:
         "\nkeys (set with key=value), here as the default choice of each group has them:", *keys, *_root_keys(root),
         "\nkeys that only other choices have:", *more,
     ])  # fmt: skip
+
+
+def _root(job: str) -> list[str]:
+    """The lines of a job's own YAML, those of the one that it builds on first."""
+    own = (conf_folder() / f"{job}.yaml").read_text(encoding="utf-8").splitlines()
+    bases = [line.removeprefix("  - ") for line in own if line.startswith("  - ") and ": " not in line]
+    inherited = [line for base in bases if base != "_self_" for line in _root(base)]
+    return [*inherited, *own[own.index("") :]] if inherited else own
 
 
 def _key_lines(path: Path) -> list[str]:

@@ -9,8 +9,9 @@ import time
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from pipelines.config import BatchConfig, ModelConfig
+from pipelines.config import BatchConfig, ModelConfig, VllmEngineConfig
 from pipelines.errors import ConfigError
 from pipelines.storage import PACKAGE_SCHEME, package_file
 
@@ -54,6 +55,26 @@ def model_digest(config: ModelConfig) -> str:
     if _is_folder(config.path):
         return f"sha256:{_digest_folder(Path(config.path).expanduser())}"
     return f"commit:{_hub_commit(config)}"
+
+
+def load_tokenizer(config: BatchConfig) -> tuple[Any, int | None]:
+    """Return the model's tokenizer (of transformers), and the most tokens of prompt and answer together, where they are known.
+
+    Raises ConfigError where there is none.
+    """
+    if find_spec("transformers") is None:
+        raise ConfigError("reading a model's tokenizer needs the package transformers: pip install transformers")
+    from transformers import AutoConfig, AutoTokenizer
+
+    model = config.model
+    folder, options = model_folder(model), {"trust_remote_code": model.trust_remote_code, "revision": model.revision}
+    named = config.engine.kwargs.get("tokenizer") if isinstance(config.engine, VllmEngineConfig) else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(named or folder, **options)
+        own = getattr(AutoConfig.from_pretrained(folder, **options).get_text_config(), "max_position_embeddings", None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of model.path={model.path} cannot be read: {error}") from None
+    return tokenizer, own if model.max_model_len is None else model.max_model_len
 
 
 def check_chat_template(config: BatchConfig) -> None:

@@ -10,12 +10,22 @@ from urllib.parse import unquote_plus
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from pipelines.config import BatchConfig, HistoryConfig, InputConfig, SamplingConfig, SqlInput, Strict, SubmitConfig
+from pipelines.config import (
+    BatchConfig,
+    EstimateConfig,
+    HistoryConfig,
+    InputConfig,
+    SamplingConfig,
+    SqlInput,
+    Strict,
+    SubmitConfig,
+)
 from pipelines.errors import ConfigError, RowError
 from pipelines.structured import check_form
 from pipelines.suggest import did_you_mean, not_set, shown
 
 _Root = TypeVar("_Root", bound=Strict)
+_Job = TypeVar("_Job", bound=BatchConfig)
 _MUST = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
@@ -35,10 +45,19 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 
     Raises ConfigError with one line for each wrong setting.
     """
-    _check_choices(values, BatchConfig)
+    return _parsed(values, BatchConfig)
+
+
+def parse_estimate(values: Mapping[str, Any]) -> EstimateConfig:
+    """Turn composed settings into an `EstimateConfig`; raises like `parse_config`."""
+    return _parsed(values, EstimateConfig)
+
+
+def _parsed(values: Mapping[str, Any], root: type[_Job]) -> _Job:
+    _check_choices(values, root)
     resolvers = {"prompt": _with_templates, "model": _with_absolute_path}
     values = {key: resolvers[key](value) if key in resolvers else value for key, value in values.items()}
-    config = _validated(values, BatchConfig)
+    config = _validated(values, root)
     _check_form(config.sampling)
     _check_connection(config.input)
     return config

@@ -37,7 +37,15 @@ from pipelines.config.input import (
     SqlInput,
     TableInput,
 )
-from pipelines.config.job import BudgetConfig, ClusterConfig, ErrorsConfig, HostedPrice, OutputConfig, PricingConfig
+from pipelines.config.job import (
+    BudgetConfig,
+    ClusterConfig,
+    ErrorsConfig,
+    EstimateSettings,
+    HostedPrice,
+    OutputConfig,
+    PricingConfig,
+)
 from pipelines.config.strict import Strict, Text, TextOrList
 from pipelines.config.submit import SubmitConfig
 from pipelines.suggest import shown
@@ -53,6 +61,8 @@ __all__ = [
     "Device",
     "EchoEngineConfig",
     "ErrorsConfig",
+    "EstimateConfig",
+    "EstimateSettings",
     "FileInput",
     "FilesInput",
     "FilterStep",
@@ -152,3 +162,9 @@ class BatchConfig(Strict):
             column = shown(self.input.messages_column)
             raise ValueError(f"input.messages_column={column} holds conversations and needs prompt.kind=chat")
         return self
+
+
+class EstimateConfig(BatchConfig):
+    """Everything that `fournee estimate` can be told: the settings of the job, and what to estimate from."""
+
+    estimate: EstimateSettings

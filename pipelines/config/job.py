@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from pipelines.config.strict import Strict, Text
 
@@ -81,6 +81,28 @@ class BudgetConfig(Strict):
     max_cost: PositiveFloat | None
     max_hours: PositiveFloat | None
     """With workers, as `wall_s` counts them."""
+
+
+class EstimateSettings(Strict):
+    """What an estimate is made from."""
+
+    sample_rows: PositiveInt
+    """So many rows, drawn at random, are rendered and tokenised."""
+    pilot_rows: NonNegativeInt
+    """So many rows, drawn at random, are answered, as the job would answer them; 0 answers none."""
+    like: Text | None
+    """The folder of a finished run of the same kind, whose pace is taken instead of a pilot's."""
+    seed: NonNegativeInt
+    """Draws the rows: the same seed draws the same ones."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "EstimateSettings":
+        if self.pilot_rows and self.like is not None:
+            raise ValueError(
+                f"the pace comes from one place, but estimate.pilot_rows={self.pilot_rows} and estimate.like={self.like} "
+                "are set; set one of them to 0 or null"
+            )
+        return self
 
 
 class ClusterConfig(Strict):

@@ -104,6 +104,13 @@ def read_batches(config: InputConfig, batches: Sequence[Batch], columns: Sequenc
     return blocks
 
 
+def read_stored(config: InputConfig, batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of neighbouring batches of one source as a copy holds them, to be put into another copy; raises alike."""
+    reader = _READERS.get(for_file(config, batches[0].source).format, parquet)
+    stored: Iterator[pa.Table] = reader.read_stored(tuple(batches), columns)
+    return stored
+
+
 def unreadable(batch: Batch, error: Exception, carried: pa.Schema) -> Block:
     """The rows of a batch whose file is damaged, as errors; the lines of a text file are counted from the batch's first."""
     problem = RowError(ErrorKind.UNREADABLE_FILE, f"{batch.source} cannot be read here: {str(error) or type(error).__name__}")

@@ -85,7 +85,7 @@ def outline(fs: Any, path: str) -> parquet.Outline:
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:
     """Yield the rows of neighbouring batches of one file's copy."""
     wanted = list(dict.fromkeys([*columns, *carried.names]))
-    for batch, table in parquet.tables(batches, [*_OURS, *(_COLUMN + name for name in wanted)]):
+    for batch, table in parquet.tables(batches, _stored(wanted)):
         values = table.drop_columns(list(_OURS))
         values = values.rename_columns([name.removeprefix(_COLUMN) for name in values.column_names])
         rows = parquet.rows_of(values, columns, batch.first_row)
@@ -93,6 +93,15 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
             if kind is not None:
                 rows[place] = RowError(ErrorKind(kind), table["error_message"][place].as_py())
         yield Block(rows=rows, source_rows=table["number"].to_pylist(), carried=parquet.conform(values, carried))
+
+
+def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of neighbouring batches as the file's copy holds them."""
+    return parquet.read_stored(batches, _stored(columns))
+
+
+def _stored(columns: Sequence[str]) -> list[str]:
+    return [*_OURS, *(_COLUMN + name for name in columns)]
 
 
 class _Lines:

@@ -92,10 +92,15 @@ def outline(fs: Any, path: str, stride: int, limit: int | None) -> Outline:
 
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:
     """Yield the rows of neighbouring batches of one file."""
-    lines_of = _spooled_lines(batches) if batches[0].spooled else _plain_lines(batches)
-    for numbers, lines in lines_of:
+    for numbers, lines in _lines(batches):
         rows = [_parse(line, number) for number, line in zip(numbers, lines, strict=True)]
         yield Block(rows=rows, source_rows=numbers, carried=_carry(rows, carried))
+
+
+def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the lines of neighbouring batches as a spooled file holds them, whatever the columns."""
+    for numbers, lines in _lines(batches):
+        yield pa.table([pa.array(lines, pa.large_binary()), pa.array(numbers, pa.int64())], schema=SPOOL)
 
 
 def split_lines(stream: IO[bytes]) -> Iterator[bytes]:
@@ -142,6 +147,11 @@ def _peek(head: bytes) -> pa.Schema:
         if not isinstance(row, RowError):
             keys.update(dict.fromkeys(row))
     return pa.schema([(key, pa.string()) for key in keys])
+
+
+def _lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
+    """The numbers and the lines of each batch's rows."""
+    return _spooled_lines(batches) if batches[0].spooled else _plain_lines(batches)
 
 
 def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:

@@ -67,6 +67,12 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
         )
 
 
+def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of neighbouring batches as the file holds them."""
+    for _, table in tables(batches, columns):
+        yield table
+
+
 def tables(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[Batch, pa.Table]]:
     """Yield each batch with its rows of the given columns, those that the file has."""
     fs, path = file_system(batches[0].spooled or batches[0].source)

@@ -1,5 +1,6 @@
 """Every command in the README: run where this machine can, composed by the real loader where it cannot."""
 
+import json
 import os
 import re
 import shlex
@@ -48,7 +49,7 @@ def test_make_knows_its_targets(command: str) -> None:
 def run(line: str, folder: Path, address: str) -> None:
     """Run a command as written; the echo engine stands in for the model, which other tests run."""
     words = shlex.split(line)[1:]
-    engine = ["engine=echo"] if words[0] == "batch" else []
+    engine = ["engine=echo"] if words[0] in ("batch", "estimate") else []
     environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
     command = [sys.executable, "-m", "jobs.cli", *words, *engine]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -85,6 +86,17 @@ def test_the_commands_about_inputs_run_as_written_with_the_echo_engine(tmp_path:
 
 def bash_lines(page: str) -> list[str]:
     return [line for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+
+
+ESTIMATES = [line for line in bash_lines(OPERATIONS) if line.startswith("fournee estimate ")]
+
+
+def test_the_estimate_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+    (command,) = ESTIMATES
+    lines = [json.dumps({"prompt": f"row {number}"}) for number in range(600)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    run(command, tmp_path, ray_address)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["rows.jsonl"]
 
 
 SUBMISSIONS = [line for line in [*COMMANDS, *bash_lines(OPERATIONS)] if line.startswith("fournee submit ") and " -- " in line]

@@ -15,6 +15,7 @@ from pipelines.config import (
     CsvInput,
     DeltaInput,
     EchoEngineConfig,
+    EstimateConfig,
     FilesInput,
     HistoryConfig,
     HuggingFaceInput,
@@ -27,10 +28,15 @@ from pipelines.config import (
     SubmitConfig,
     VllmEngineConfig,
 )
-from pipelines.parse import parse_config, parse_history, parse_submit
+from pipelines.parse import parse_config, parse_estimate, parse_history, parse_submit
 
 # One YAML per job, and what its settings become.
-ROOTS: dict[str, type[Strict]] = {"batch": BatchConfig, "history": HistoryConfig, "submit": SubmitConfig}
+ROOTS: dict[str, type[Strict]] = {
+    "batch": BatchConfig,
+    "estimate": EstimateConfig,
+    "history": HistoryConfig,
+    "submit": SubmitConfig,
+}
 COMMENT_COLUMN, MAX_LINE = 32, 128
 # Groups whose choices have settings of their own: the setting that says which, and what they become by its value.
 UNIONS: dict[str, tuple[str, dict[str, type[Strict]]]] = {
@@ -113,7 +119,7 @@ def test_every_choice_composes_and_parses(chosen: dict[str, str], template: Path
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_the_defaults_of_a_job_need_no_override(root: str) -> None:
-    parse = {"batch": parse_config, "history": parse_history, "submit": parse_submit}[root]
+    parse = {"batch": parse_config, "estimate": parse_estimate, "history": parse_history, "submit": parse_submit}[root]
     assert isinstance(parse(compose_settings(root, [])), ROOTS[root])
 
 
@@ -154,7 +160,12 @@ def test_no_line_is_too_long_and_comments_stand_in_one_column_where_the_values_l
 @pytest.mark.parametrize("root", ROOTS)
 def test_the_root_chooses_every_group_and_holds_every_other_setting(root: str) -> None:
     values = values_in(conf_folder() / f"{root}.yaml")
-    chosen = {key for default in values.pop("defaults") if isinstance(default, dict) for key in default}
+    defaults = values.pop("defaults")
+    for base in defaults:
+        if base in list(ROOTS):
+            values |= values_in(conf_folder() / f"{base}.yaml")
+            defaults = values.pop("defaults")
+    chosen = {key for default in defaults if isinstance(default, dict) for key in default}
     assert chosen | set(values) == settings_of(ROOTS[root])
     for key, inner in values.items():
         if isinstance(inner, dict) and inner:

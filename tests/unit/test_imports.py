@@ -41,6 +41,7 @@ LEVELS = [
         "pipelines.budget",
         "pipelines.engines",
         "pipelines.histograms",
+        "pipelines.intervals",
         "pipelines.model",
         "pipelines.openai_requests",
         "pipelines.parameters",
@@ -57,7 +58,16 @@ LEVELS = [
         "pipelines.timeline",
         "pipelines.truncate",
     },
-    {"pipelines.openai_results", "pipelines.columns", "pipelines.ids", "pipelines.plan", "pipelines.spool"},
+    {
+        "pipelines.columns",
+        "pipelines.ids",
+        "pipelines.openai_results",
+        "pipelines.plan",
+        "pipelines.prompt_counts",
+        "pipelines.prompt_tokens",
+        "pipelines.sample",
+        "pipelines.spool",
+    },
     {"pipelines.engine_use", "pipelines.ledger", "pipelines.run", "pipelines.doctor", "pipelines.placement"},
     {
         "pipelines.charts",
@@ -87,9 +97,11 @@ LEVELS = [
         "pipelines.history",
         "pipelines.inspection",
         "pipelines.outcome",
+        "pipelines.pace",
         "pipelines.report",
     },
     {"pipelines.batch", "pipelines.submit"},
+    {"pipelines.estimate", "pipelines.pilot"},
     {"jobs"},
 ]
 

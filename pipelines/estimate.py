@@ -4,7 +4,7 @@ import tempfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pipelines.batch import check_settings, plan_input, run_batch
 from pipelines.config import EstimateConfig
@@ -17,7 +17,7 @@ from pipelines.sample import draw
 from pipelines.sources import list_sources
 from pipelines.statistics import cost_per_million
 from pipelines.storage import Folder
-from pipelines.summary import SUMMARY_FILE, Summary
+from pipelines.totals import read_totals
 
 _LOADING_SHARE = 0.5
 _FULL_ENGINE = 0.8  # of the requests that it could run at once
@@ -163,13 +163,10 @@ def _earlier_pace(config: EstimateConfig) -> Pace | None:
         return None
     folder = Folder(config.estimate.like)
     try:
-        summary = Summary.model_validate_json(folder.read(SUMMARY_FILE))
-        batches, workers = (
-            pq.read_table(pa.BufferReader(folder.read(f"stats/{name}.parquet"))) for name in ("batches", "workers")
-        )
-    except (FileNotFoundError, NotADirectoryError, ValidationError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"estimate.like={config.estimate.like} is not the folder of a finished run: {reason}") from None
+        summary = read_totals(folder)
+    except ConfigError as error:
+        raise ConfigError(f"estimate.like: {error}") from None
+    batches, workers = (pq.read_table(pa.BufferReader(folder.read(f"stats/{name}.parquet"))) for name in ("batches", "workers"))
     if summary.engine != config.engine.kind:
         raise ConfigError(
             f"estimate.like={config.estimate.like} ran engine={summary.engine}, and this job engine={config.engine.kind}"

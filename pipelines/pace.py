@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipelines.intervals import Interval, drift_of, mean_of_places, mean_of_rows
 from pipelines.ledger import wall_s_of
-from pipelines.summary import Summary
+from pipelines.totals import Summary
 
 Numbers = npt.NDArray[np.float64]
 

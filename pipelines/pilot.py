@@ -27,7 +27,7 @@ from pipelines.sample import Sample, read_sample
 from pipelines.schema import PLAN
 from pipelines.sources import Source
 from pipelines.storage import Folder
-from pipelines.summary import Summary
+from pipelines.totals import Summary
 
 logger = logging.getLogger(__name__)
 

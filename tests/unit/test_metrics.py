@@ -169,9 +169,10 @@ def test_a_run_shows_what_is_known_of_it(shown: Values) -> None:
 def test_the_run_is_named_by_its_folder_and_its_fingerprint(
     batch_config: Callable[..., BatchConfig], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
-    config = batch_config(*echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "night")))
+    command = echo(jsonl([{"id": "a", "prompt": "hi"}]), str(tmp_path / "night"))
+    config = batch_config("experiment=nightly", "run_date=2026-11-30", *command)
     run, plan, _ = answer(config)
-    tags = job_of(config, run, plan, Placement("cpu", 1, {}), "nightly").tags
+    tags = job_of(config, run, plan, Placement("cpu", 1, {})).tags
     assert tags == {"run": f"night-{run.fingerprint[:8]}", "model": "echo", "experiment": "nightly"}
 
 

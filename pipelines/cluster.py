@@ -5,6 +5,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -49,13 +50,14 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
     address = config.cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
+        _knock(address)
         ray.init(
             address=address,
             include_dashboard=None if config.verbose else False,
             logging_level=logging.INFO if config.verbose else logging.WARNING,
             log_to_driver=True,
         )
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"cluster.address={address}: no Ray cluster answers there: {error}; "
             "if it runs and wants a token (the default since Ray 2.60), set RAY_AUTH_MODE=token"
@@ -71,6 +73,13 @@ def connect(config: BatchConfig) -> Iterator[Placement]:
         yield placement
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody listens: Ray 2.60 would try again for a quarter of an hour."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_TIMEOUT_S).close()
 
 
 class RoundLost(RunFailed):

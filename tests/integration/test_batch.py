@@ -72,7 +72,7 @@ def test_answers_failures_statistics_and_cost_come_out_in_one_schema(fournee: Fo
     assert summary["costs"]["total"] == pytest.approx(sum(workers["cost"].to_pylist()))
     assert set(batches["worker"].to_pylist()) <= set(workers["worker"].to_pylist())
     assert (fournee.folder / "_SUCCESS").exists()
-    for said in ("ECHO ENGINE", "203: 200 ok, 3 failed", "time to first token", "per million tokens"):
+    for said in ("ECHO ENGINE", "203: 200 ok, 3 failed", "time to first token", "USD per million"):
         assert said in done.out
 
 
@@ -210,7 +210,7 @@ def test_a_row_that_kills_engines_is_found_and_failed_and_every_other_row_is_ans
     assert len(fournee.table()) == 101
 
     summary = json.loads((fournee.folder / "stats" / "summary.json").read_text())
-    assert 2 <= summary["num_deaths"] <= 3  # perhaps in a crowd, in its batch alone, alone
+    assert 3 <= summary["num_deaths"] <= 4  # perhaps in a crowd, in its batch alone, alone twice
     assert summary["error_kinds"] == {"engine_killed": 1}
     assert "engine_killed" in done.out and "such as poison" in done.out
 

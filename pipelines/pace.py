@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.intervals import Interval, drift_of, mean_of_places, mean_of_rows
+from pipelines.intervals import LEVEL, Interval, drift_of, mean_of_places, mean_of_rows
 from pipelines.ledger import wall_s_of
 from pipelines.totals import Summary
 
@@ -22,6 +22,7 @@ Numbers = npt.NDArray[np.float64]
 
 _STEADY_SHARE = 1 / 3  # of a pilot's rows answered before the last one starts: as soon as it has two for each place
 _SLICES = 5  # long ones: a request is in several, so that short ones look more alike than they are
+_ENDS = 200
 _DRIFT = 0.1  # of the same machine from one run to the next, at least; 0.02 to 0.12 was seen on one that others use, too
 _OTHER_DAY_DRIFT = 0.15  # of another day's
 _FIXED_DRIFT = 0.25  # of loading: caches, the network, what else a machine does
@@ -61,6 +62,8 @@ class Pace:
     """That the rows are others: their prompts and answers are longer or shorter."""
     drift: float
     """That the machine is faster or slower."""
+    end_error_s: float
+    """That the last answers of each worker take longer or shorter, in seconds."""
     concurrency: float | None
     """How many requests an engine ran at once; None where no answer tells."""
     max_num_seqs: int | None
@@ -78,8 +81,13 @@ class Pace:
         """What makes the seconds uncertain, and by how much, relative to them; the sources are independent of each other."""
         fixed_s, rows_s = self._parts(num_rows, num_workers)
         total_s = fixed_s + rows_s
-        errors = {"which rows": self.rows_error * rows_s, "the machines' pace": self.drift * rows_s}
-        return {name: error / total_s for name, error in {**errors, "loading": _FIXED_DRIFT * fixed_s}.items()}
+        errors = {
+            "which rows": self.rows_error * rows_s,
+            "the machines' pace": self.drift * rows_s,
+            "loading": _FIXED_DRIFT * fixed_s,
+            "the last answers": self.end_error_s * math.sqrt(num_workers),
+        }
+        return {name: error / total_s for name, error in errors.items()}
 
     def _parts(self, num_rows: int, num_workers: int) -> tuple[float, float]:
         rows_s = max(0.0, num_rows - self.tail_rows * num_workers) * self.row_s
@@ -108,6 +116,7 @@ def pace_of_run(summary: Summary, batches: pa.Table, workers: pa.Table) -> Pace 
         output_tokens=mean_of_places(batches["num_output_tokens"].to_numpy(), sizes, math.inf),
         rows_error=mean_of_places(engine_s, sizes, math.inf).relative_error,
         drift=_OTHER_DAY_DRIFT,
+        end_error_s=0.0,
         concurrency=summary.engine_use.mean_running_requests,
         max_num_seqs=summary.engine_use.max_num_seqs,
         is_steady=True,
@@ -130,6 +139,7 @@ def pace_of_pilot(pilot: Pilot) -> Pace | None:
     num_done = share_done * num_rows  # the rows that failed went along with the others
     window_s = _sum(requests, until, lambda one, moment: moment - one.first)
     request_s = _sum(requests, until, lambda one, moment: (one.done_by(moment) * one.lengths).sum())
+    running = request_s / window_s if window_s else 0.0
     num_workers, worker_s = len(pilot.workers), pc.sum(pilot.workers["lifetime_s"]).as_py()
     output_tokens = mean_of_rows(_ok(pilot.rows) * _column(pilot.rows, "num_output_tokens"), pilot.places, pilot.num_places)
     work = mean_of_rows(_engine_s(pilot), pilot.places, pilot.num_places)
@@ -143,7 +153,8 @@ def pace_of_pilot(pilot: Pilot) -> Pace | None:
         output_tokens=output_tokens,
         rows_error=work.relative_error,
         drift=math.hypot(_DRIFT, drift_of(_speeds(requests, until))),
-        concurrency=request_s / window_s if window_s else None,
+        end_error_s=_end_error_s(requests, running),
+        concurrency=running or None,
         max_num_seqs=pilot.max_num_seqs,
         is_steady=is_steady,
     )
@@ -207,6 +218,15 @@ def _speeds(requests: Sequence[_Requests], until: Sequence[float]) -> Numbers:
     for one, moment in zip(requests, until, strict=True):
         done += [one.work_by(float(at)) for at in np.linspace(one.first, moment, _SLICES + 1)]
     return np.diff(done)
+
+
+def _end_error_s(requests: Sequence[_Requests], running: float) -> float:
+    """How far the longest of what still runs may differ between two ends: at any moment, the long ones are likely to run."""
+    lengths, random = np.concatenate([one.lengths for one in requests]), np.random.default_rng(0)
+    shape = (_ENDS, max(1, round(running)))
+    lasts = (random.choice(lengths, shape, p=lengths / lengths.sum()) * random.random(shape)).max(axis=1)
+    early, late = np.quantile(lasts, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return float(late - early) / 2 * math.sqrt(2)
 
 
 def _column(rows: pa.Table, name: str) -> Numbers:

@@ -127,9 +127,17 @@ def test_a_driver_killed_twice_and_rerun_loses_and_repeats_nothing(
 
 
 def test_a_killed_worker_costs_at_most_what_it_had_in_flight(fournee: Fournee, jsonl: Jsonl, wait_until: WaitUntil) -> None:
-    process = fournee.start(*echo(jsonl(rows(400)), "engine.seconds_per_token=0.3"))
+    process = fournee.start(*echo(jsonl(rows(400)), "engine.seconds_per_token=0.3", "cluster.heartbeat_s=0.3"))
+
+    def beat_now() -> dict[str, Any]:
+        (path,) = fournee.folder.glob("attempts/worker-*.json")
+        told: dict[str, Any] = json.loads(path.read_text())
+        return told
+
     wait_until(lambda: len(fournee.parts()) >= 10, process)
-    (beat,) = (json.loads(path.read_text()) for path in fournee.folder.glob("attempts/worker-*.json"))
+    busy_s = beat_now()["busy_s"]
+    wait_until(lambda: beat_now()["busy_s"] > busy_s + 1, process)  # in the middle of the next batches
+    beat = beat_now()
     before = fournee.parts()
     os.kill(beat["pid"], signal.SIGKILL)
     out, err = process.communicate(timeout=300)

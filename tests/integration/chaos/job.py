@@ -125,7 +125,8 @@ class Job:
         is_early = code in (-signal.SIGTERM, -signal.SIGINT, signal.SIGTERM) and time.monotonic() - self._started < _IMPORTS_S
         if code == ExitCode.FAILED:
             self.failures.append(self.said().strip().rpartition("\n")[2])
-        if not (code in expected or is_killed or is_early):
+        is_homeless = code == ExitCode.BAD_CONFIG and "no Ray cluster answers there" in self.said()
+        if not (code in expected or is_killed or is_early or is_homeless):
             raise Broken(f"exit code {code} was not expected; the driver said:\n{self.said()}")
         return code
 

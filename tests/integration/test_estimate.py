@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.estimate import Estimate
+from pipelines.estimate import Estimate, Spending
 from tests.integration.conftest import Fournee
 
 GSM8K = Path(__file__).parents[3] / "shared/data/gsm8k_test.jsonl"
@@ -59,25 +59,39 @@ def summary_of(fournee: Fournee) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize(("rows", "workers"), [(short_and_long, 1), (mixed, 2), (failing, 1)])
-def test_the_cost_of_a_run_lies_where_it_was_estimated(
-    rows: Callable[[], list[dict[str, Any]]], workers: int, fournee: Fournee, jsonl: Callable[..., Path]
-) -> None:
+def estimate_and_run(fournee: Fournee, path: Path, workers: int) -> tuple[Spending, dict[str, Any]]:
+    """Estimate a job of the echo engine from a pilot, and then do it."""
     command = [
-        *ECHO, "input=jsonl", f"input.path={jsonl(rows())}", "engine.seconds_per_token=0.08", "engine.refuse_text=NO",
+        *ECHO, "input=jsonl", f"input.path={path}", "engine.seconds_per_token=0.08", "engine.refuse_text=NO",
         f"cluster.workers={workers}", "errors.max_failed_fraction=1",
     ]  # fmt: skip
     found = estimate(fournee, *command, f"estimate.pilot_rows={80 * workers}")
     done = fournee.run(*command)
     assert done.code == 0, done.err
-    summary, spending, tokens = summary_of(fournee), found.spending, found.prompts.num_tokens
-    assert spending is not None and tokens is not None
+    assert found.spending is not None
+    return found.spending, summary_of(fournee)
+
+
+def test_a_pilot_tells_what_a_job_will_come_to(fournee: Fournee, jsonl: Callable[..., Path]) -> None:
+    """Its machine may be much busier than the pilot's was; the tokens are what they are."""
+    spending, summary = estimate_and_run(fournee, jsonl(failing()), workers=1)
+    assert spending.num_output_tokens.low <= summary["num_output_tokens"] <= spending.num_output_tokens.high
+    assert 0.5 * spending.cost.low < summary["costs"]["total"] < 2 * spending.cost.high
+
+
+@pytest.mark.slow  # on a machine to itself; and of ranges that hold the truth nine times out of ten, one in ten does not
+@pytest.mark.parametrize(("rows", "workers"), [(short_and_long, 1), (mixed, 2), (failing, 1)])
+def test_the_cost_of_a_run_lies_where_it_was_estimated(
+    rows: Callable[[], list[dict[str, Any]]], workers: int, fournee: Fournee, jsonl: Callable[..., Path]
+) -> None:
+    spending, summary = estimate_and_run(fournee, jsonl(rows()), workers)
     assert spending.cost.low <= summary["costs"]["total"] <= spending.cost.high
     assert spending.hours.low <= summary["wall_s"] / 3600 <= spending.hours.high
     assert spending.num_output_tokens.low <= summary["num_output_tokens"] <= spending.num_output_tokens.high
     assert spending.cost.high < 2 * spending.cost.low
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.exists(), reason=f"{GSM8K} is not there")
 def test_the_real_models_tokens_are_counted_exactly_and_its_cost_lies_where_it_was_estimated(fournee_alone: Fournee) -> None:
     command = [

@@ -157,7 +157,8 @@ def _call(words: Sequence[str] | None) -> Call:
         raise ConfigError(f"{job} is not a job that can be submitted{did_you_mean(job, known)}")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir")
-    parser.add_argument("--dry-run", action="store_true")
+    for flag in ("--dry-run", "--json"):
+        parser.add_argument(flag, action="store_true")
     try:
         options, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:

@@ -17,10 +17,11 @@ from pipelines.compose import compose_settings
 from pipelines.config import BatchConfig, SubmitConfig
 from pipelines.config.submit import STOP_WAIT_VARIABLE
 from pipelines.errors import ConfigError
-from pipelines.parse import parse_config
+from pipelines.parse import parse_config, parse_estimate
 
 _CLUSTER = "cluster=job"
 _USUAL_CLUSTER = "cluster=local"  # what conf/batch.yaml chooses
+_PARSERS = {"batch": parse_config, "estimate": parse_estimate}  # of the jobs that run workers
 _MAX_NAME = 40  # characters
 _EXPANDED = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
@@ -62,10 +63,10 @@ def prepare(config: SubmitConfig, call: Call) -> Request:
     _check_config_dir(call.config_dir, folder)
     chosen: tuple[str, ...] = ()
     path = None
-    if call.job == "batch":
+    if parse := _PARSERS.get(call.job):
         with chdir(folder):
             chosen = _cluster_choice(call)
-            batch = parse_config(compose_settings("batch", [*chosen, *call.overrides], call.config_dir))
+            batch = parse(compose_settings(call.job, [*chosen, *call.overrides], call.config_dir))
         _check_stop_wait(batch, config)
         path = None if batch.dry_run or "--dry-run" in call.arguments else _output_path(batch)
     return Request(
@@ -96,8 +97,8 @@ def _cluster_choice(call: Call) -> tuple[str, ...]:
     """`cluster=job`, unless the command line or an experiment chooses a cluster."""
     if any(override.lstrip("+").partition("=")[0] == "cluster" for override in call.overrides):
         return ()
-    as_given = compose_settings("batch", call.overrides, call.config_dir)
-    usual = compose_settings("batch", [_USUAL_CLUSTER, *call.overrides], call.config_dir)
+    as_given = compose_settings(call.job, call.overrides, call.config_dir)
+    usual = compose_settings(call.job, [_USUAL_CLUSTER, *call.overrides], call.config_dir)
     return (_CLUSTER,) if as_given["cluster"] == usual["cluster"] else ()
 
 

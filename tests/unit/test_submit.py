@@ -77,6 +77,7 @@ def test_a_job_runs_on_the_cluster_it_is_submitted_to_unless_another_is_chosen(f
     write(folder / "own/cluster/big.yaml", "\n".join(f"{k}: {'null' if v is None else v}" for k, v in small.items()))
     assert arguments_of(prepare(settings(), batch(*BATCH))) == ["cluster=job", *BATCH]
     assert arguments_of(prepare(settings(), batch(*BATCH, "cluster=local"))) == [*BATCH, "cluster=local"]
+    assert arguments_of(prepare(settings(), Call("estimate", BATCH, BATCH))) == ["cluster=job", *BATCH]
     for experiment, chosen in {"here": [], "usual": ["cluster=job"]}.items():
         call = batch(*BATCH, f"experiment={experiment}", config_dir="own")
         assert arguments_of(prepare(settings(), call)) == [*chosen, *call.arguments]

@@ -83,6 +83,7 @@ def test_a_killed_driver_and_a_rerun_give_the_answers_of_an_undisturbed_run(tmp_
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow  # a minute; with the echo engine, `test_batch.py` has it in every run
 def test_a_worker_killed_on_its_way_is_replaced_and_its_rows_are_answered(tmp_path: Path, wait_until: WaitUntil) -> None:
     run = Fournee(tmp_path / "run", "")
     process = run.start(*SIX_BATCHES)

@@ -127,33 +127,39 @@ def _cache(summary: Summary) -> str | None:
     )
 
 
-def _lost(summary: Summary) -> str | None:
-    share = _share(summary, summary.costs.lost)
-    if share is None or share <= MUCH_LOST:
+def _wasted(summary: Summary, part: float, most: float, on_what: str) -> str | None:
+    """A part of the cost that bought no answers; None where it is small, or the whole is too little to talk about."""
+    if summary.worker_s < WORTH_ACTING_S or part <= most * summary.costs.total:
         return None
-    return (
-        f"{share:.0%} of the cost was work that was never committed ({summary.num_deaths} worker(s) died): lower "
-        "engine.rows_per_batch, so that less is in flight, and see stats/workers.parquet for why they died."
+    return f"{part / summary.costs.total:.0%} of the cost was {on_what}."
+
+
+def _lost(summary: Summary) -> str | None:
+    return _wasted(
+        summary,
+        summary.costs.lost,
+        MUCH_LOST,
+        f"work that was never committed ({summary.num_deaths} worker(s) died): lower engine.rows_per_batch, so that less is in "
+        "flight, and see stats/workers.parquet for why they died",
     )
 
 
 def _loading(summary: Summary) -> str | None:
-    share = _share(summary, summary.costs.loading)
-    if share is None or share <= MUCH_LOADING:
-        return None
-    return (
-        f"{share:.0%} of the cost was loading the model, in {summary.num_workers} worker lifetime(s): lower cluster.workers, "
-        "or answer more rows in one run."
+    return _wasted(
+        summary,
+        summary.costs.loading,
+        MUCH_LOADING,
+        f"loading the model, in {summary.num_workers} worker lifetime(s): lower cluster.workers, or answer more rows in a run",
     )
 
 
 def _idle(summary: Summary) -> str | None:
-    share = _share(summary, summary.costs.idle)
-    if share is None or share <= MUCH_IDLE:
-        return None
-    return (
-        f"{share:.0%} of the cost was engines with nothing to do: lower cluster.workers, or give each more cores to read and "
-        "prepare rows with (cluster.cpus_per_worker)."
+    return _wasted(
+        summary,
+        summary.costs.idle,
+        MUCH_IDLE,
+        "engines with nothing to do: lower cluster.workers, or give each more cores to read and prepare rows with "
+        "(cluster.cpus_per_worker)",
     )
 
 
@@ -184,13 +190,6 @@ def _last_commits(batches: pa.Table, workers: pa.Table) -> Mapping[int, list[flo
             started_at: datetime = line["started_at"]
             commits.setdefault(line["attempt"], []).append(started_at.timestamp() + ages[line["worker"]])
     return commits
-
-
-def _share(summary: Summary, part: float) -> float | None:
-    """What a part is of the cost; null where the whole is too little to talk about."""
-    if summary.worker_s < WORTH_ACTING_S or not summary.costs.total:
-        return None
-    return part / summary.costs.total
 
 
 def _words(text: str) -> set[str]:

@@ -85,7 +85,14 @@ def open_plan(config: BatchConfig, sources: list[Source], folder: Folder) -> Pla
 def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Plan:
     """Cut the input into batches."""
     needed = [*RequestBuilder(config).columns, *([config.input.id_column] if config.input.id_column else [])]
-    return make_plan(config.input, sources, needed, config.engine.rows_per_batch, folder)
+    return make_plan(
+        config.input,
+        sources,
+        needed,
+        folder,
+        rows_per_batch=config.engine.rows_per_batch,
+        num_workers=config.cluster.max_workers or config.cluster.workers,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,8 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
     """Run the workers over what is to be done."""
     done_rows = plan.num_rows - todo.num_rows
     logger.info(
-        "%s: %d rows in %d batches, %d rows done; answers of at most %d tokens",
-        run.folder.url, plan.num_rows, plan.num_batches, done_rows, config.sampling.max_tokens,
+        "%s: %d rows in %d batches of %s, %d rows done; answers of at most %d tokens",
+        run.folder.url, plan.num_rows, plan.num_batches, plan.batch_size, done_rows, config.sampling.max_tokens,
     )  # fmt: skip
     check_writable(run.folder)
     check_space(run.folder, todo.num_rows)

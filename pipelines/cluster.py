@@ -26,11 +26,11 @@ from pipelines.heartbeat import deaths
 from pipelines.metrics import WorkerMetrics
 from pipelines.placement import Placement, check_room, place
 from pipelines.plan import batches_of
+from pipelines.sizing import rows_at_once
 from pipelines.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_BATCHES_AT_ONCE = 16  # handed to a worker, which itself bounds those that it works on
 _SHARDS_AT_ONCE = 4  # at least: a shard is done when its longest answer is, and the engine must not wait for that
 _GROW_WHEN_BUSY = 0.75  # of the shards that all workers together are handed at a time
 _CHECK_S = 0.5
@@ -114,7 +114,8 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
     context.autoscaling_config.actor_pool_util_downscaling_threshold = 0.0
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
-    at_once = shards_at_once([len(batches_of(shard)) for shard in shards], most)
+    sizes = [sum(batch.num_rows for batch in batches_of(shard)) for shard in shards]
+    at_once = shards_at_once(sizes, most, rows_at_once(job.config, placement.device))
     # Not from_arrow: it asks remote tasks for the schema of each table, and the first of them wait for processes to start.
     items = [line for shard in shards for line in shard.to_pylist()]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
@@ -178,9 +179,9 @@ def _drain(board: Board, config: BatchConfig, reason: str) -> None:
             time.sleep(_CHECK_S)
 
 
-def shards_at_once(sizes: Sequence[int], num_workers: int) -> int:
-    """How many shards a worker is handed at a time: enough to fill it, and no more than its fair share of all."""
-    enough = max(_SHARDS_AT_ONCE, _BATCHES_AT_ONCE // max(sizes))
+def shards_at_once(sizes: Sequence[int], num_workers: int, num_rows: int) -> int:
+    """How many shards a worker is handed at a time: with so many rows, and no more than its fair share of all."""
+    enough = max(_SHARDS_AT_ONCE, -(-num_rows // max(sizes)))
     return max(1, min(enough, -(-len(sizes) // num_workers)))
 
 

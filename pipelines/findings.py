@@ -4,6 +4,7 @@ Each threshold says when acting pays; below it there is nothing to say.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.ledger import attempt_spans
+from pipelines.starvation import REMEDIES, Cause
 from pipelines.totals import Summary
 
 MANY_CUT = 0.1  # of the answers: so many that max_tokens is likely too small
@@ -19,6 +21,7 @@ WORTH_ACTING_S = 600.0  # of worker time: what a run below it wastes is less tha
 LOW_CONCURRENCY = 0.5  # of max_num_seqs: decoding costs nearly the same however many requests share a step
 FULL_CONCURRENCY = 0.9  # from here on max_num_seqs itself is what holds the engine back
 LONG_QUEUE = 0.1  # of a request's time: there were requests, and the engine had no room for them
+MUCH_STARVED = 0.1  # of the workers' time
 LOW_ROOFLINE = 0.3  # of the nearer peak: well-fed engines reach half of it and more
 LONG_TAIL = 0.1  # of an attempt: accelerators that are paid for while the last batches are answered
 MUCH_LOADING = 0.2  # of the cost, and so on: a saving that shows on the bill
@@ -35,7 +38,7 @@ def find(summary: Summary, batches: pa.Table, workers: pa.Table) -> dict[str, st
         "failed rows": lambda: _failed(summary),
         "cut answers": lambda: _cut(summary),
         "price": lambda: _price(summary),
-        "engine not full": lambda: _concurrency(summary, batches),
+        "engine not full": lambda: _concurrency(summary, batches, workers),
         "engine too narrow": lambda: _roofline(summary),
         "prefix cache": lambda: _cache(summary),
         "lost time": lambda: _lost(summary),
@@ -79,7 +82,7 @@ def _price(summary: Summary) -> str | None:
     return f"The price is that of pricing.accelerator={accelerator}, but workers had {strangers[0]}: choose their own pricing."
 
 
-def _concurrency(summary: Summary, batches: pa.Table) -> str | None:
+def _concurrency(summary: Summary, batches: pa.Table, workers: pa.Table) -> str | None:
     use = summary.engine_use
     if use.concurrency_share is None or use.concurrency_share >= LOW_CONCURRENCY or summary.worker_s < WORTH_ACTING_S:
         return None
@@ -92,6 +95,11 @@ def _concurrency(summary: Summary, batches: pa.Table) -> str | None:
             f"{fact}, though others waited ({queue_s:,.1f} s at the median): its memory was full, so raise "
             "engine.kwargs.gpu_memory_utilization, lower model.max_model_len, or set engine.kwargs.kv_cache_dtype=fp8."
         )
+    starved_s: Counter[Cause] = Counter()
+    for worker in workers["starved_s"].to_pylist():
+        starved_s.update(dict(worker))
+    if starved_s.total() > MUCH_STARVED * summary.worker_s:
+        return f"{fact}: for {starved_s.total():,.0f} s, {REMEDIES[max(starved_s, key=lambda cause: starved_s[cause])]}."
     return f"{fact}: raise engine.rows_per_batch={pc.max(batches['num_rows']).as_py():,}, so that more rows are at hand."
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from pipelines.machine import describe_hardware
 from pipelines.poison import Cell, Suspicions
 from pipelines.rows import Work
 from pipelines.run import ATTEMPTS
+from pipelines.starvation import Starvation
 from pipelines.statistics import Age, Origin
 from pipelines.storage import Folder
 
@@ -31,6 +33,7 @@ class Heartbeat:
         self._started = time.perf_counter()  # a clock that is set right must not change what a lifetime is
         self._loading_s: float | None = None
         self._engine: Engine | None = None
+        self._starved_s: Callable[[], dict[str, float]] = dict
         self._death: str | None = None
         self._hardware = describe_hardware()
         self._num_batches = 0
@@ -42,10 +45,11 @@ class Heartbeat:
         self.beat()
         threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
 
-    def ready(self, engine: Engine) -> None:
-        """The engine is loaded; from now on it tells how long it worked."""
+    def ready(self, engine: Engine, starvation: Starvation) -> None:
+        """The engine is loaded; from now on it tells how long it worked, and how long it might have worked on more."""
         self._loading_s = time.perf_counter() - self._started
         self._engine = engine
+        self._starved_s = starvation.seconds
 
     def died(self, reason: str) -> None:
         """The engine is dead, and so will be the worker: leave the reason behind."""
@@ -119,6 +123,7 @@ class Heartbeat:
             **age._asdict(),
             "loading_s": age.lifetime_s if self._loading_s is None else self._loading_s,
             "request_s": engine.clock.request_s() if engine else 0.0,
+            "starved_s": self._starved_s(),
             "num_batches": self._num_batches,
             **(engine.work() if engine else Work())._asdict(),
             "price_per_accelerator_hour": self._origin.pricing.paid_per_accelerator_hour,

@@ -86,6 +86,7 @@ def _line(beat: dict[str, Any], committed: dict[str, float] | None) -> dict[str,
         "decode_s": decode_s,
         "idle_s": lifetime_s - (loading_s + busy_s),
         "lost_s": busy_s - (prefill_s + decode_s),
+        "starved_s": list(beat["starved_s"].items()),
         "cost": lifetime_s / 3600 * beat["num_accelerators"] * beat["price_per_accelerator_hour"],
         "num_in_flight": len({batch_id for batch_id, *_ in beat["in_flight"]}),
     }
@@ -116,6 +117,7 @@ def _lost_beat(worker: str, batches: pa.Table) -> dict[str, Any]:
         "price_per_accelerator_hour": share["cost"] * 3600 / accelerator_s if accelerator_s else 0.0,
         "hardware": "unknown",
         "engine": None,
+        "starved_s": {},
         "in_flight": [],
         "death": "unknown: its heartbeat file is gone",
     }

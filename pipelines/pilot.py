@@ -8,6 +8,7 @@ import io
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,13 +19,14 @@ from pipelines.batch import run_batch
 from pipelines.config import BatchConfig
 from pipelines.pace import Pilot
 from pipelines.parts import part_name
-from pipelines.plan import Plan, automatic_rows_per_batch
+from pipelines.plan import Plan
 from pipelines.readers import for_file, read_stored
 from pipelines.requests import RequestBuilder
 from pipelines.rows import Batch
 from pipelines.run import Run, find_run, open_run
 from pipelines.sample import Sample, read_sample
 from pipelines.schema import PLAN
+from pipelines.sizing import batch_size
 from pipelines.sources import Source
 from pipelines.storage import Folder
 from pipelines.totals import Summary
@@ -59,7 +61,8 @@ def plan_pilot(config: BatchConfig, plan: Plan, sample: Sample, folder: Folder) 
 
     Returns the index in the sample of each row of the plan. Rows of damaged files are left out, where that is allowed.
     """
-    size = config.engine.rows_per_batch or automatic_rows_per_batch(len(sample.rows))
+    workers = config.cluster.max_workers or config.cluster.workers
+    size = batch_size(config.engine.rows_per_batch, num_rows=len(sample.rows), num_bytes=0, num_workers=workers)
     shuffled = np.random.default_rng(0)
     lines: list[dict[str, object]] = []
     order: list[int] = []
@@ -70,12 +73,13 @@ def plan_pilot(config: BatchConfig, plan: Plan, sample: Sample, folder: Folder) 
         pq.write_table(table.take(mixed), sink, write_page_checksum=True)
         folder.write(copy, sink.getvalue())
         place = str(folder.fs.unstrip_protocol(folder.path(copy)))
-        for first in range(0, len(table), size):
-            num_rows = min(size, len(table) - first)
+        for first in range(0, len(table), size.num_rows):
+            num_rows = min(size.num_rows, len(table) - first)
             line = {"batch_id": len(lines), "source": source, "spooled": place, "source_bytes": 0, "source_version": ""}
             lines.append({**line, "first_row": first, "num_rows": num_rows, "rows_before": len(order) + first, "row_group": 0})
         order += np.array(indices)[mixed].tolist()
-    return Plan(pa.Table.from_pylist(lines, schema=PLAN), plan.carried, plan.bad_files), np.array(order, np.int64)
+    batches = pa.Table.from_pylist(lines, schema=PLAN)
+    return replace(plan, batches=batches, batch_size=str(size)), np.array(order, np.int64)
 
 
 def read_pilot(folder: Folder, plan: Plan, sample: Sample, order: np.ndarray, max_num_seqs: int | None) -> Pilot:

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,6 +18,7 @@ from pipelines.ids import check_ids
 from pipelines.readers import for_file, outline
 from pipelines.rows import BATCH_FIELDS, Batch
 from pipelines.schema import PLAN
+from pipelines.sizing import LEAST_ROWS, BatchSize, batch_size, rows_per_shard
 from pipelines.sources import Source, is_bad_file
 from pipelines.spool import check_settings, spool
 from pipelines.storage import Folder
@@ -26,10 +26,7 @@ from pipelines.storage import Folder
 PLAN_FILE = "plan/plan.parquet"
 _FOOTER_THREADS = 32
 _TEXT_THREADS = 4  # an outline of JSON lines holds tens of MiB of text, a copy in the making a row group
-_JSONL_STRIDE = 16  # every automatic batch size is a multiple of it
 _SHARDS_PER_ROW_GROUP = 8  # more only where workers outnumber row groups; then 4 for each worker
-_MAX_BATCHES_PER_SHARD = 64
-_SHARDS_PER_WORKER = 16
 _SHOWN_FILES = 10
 _SHARD = pa.schema([("batches", pa.list_(pa.struct(list(PLAN))))])
 
@@ -49,6 +46,8 @@ class Plan:
     batches: pa.Table
     carried: pa.Schema
     bad_files: tuple[BadFile, ...]
+    batch_size: str
+    """How many rows are committed together, and why."""
 
     @property
     def num_batches(self) -> int:
@@ -69,7 +68,7 @@ class Plan:
         """Write the plan: from here on the run's batches are fixed."""
         sink = io.BytesIO()
         bad_files = json.dumps([[bad.path, bad.reason] for bad in self.bad_files]).encode()
-        metadata = {b"carried": self.carried.serialize().to_pybytes(), b"bad_files": bad_files}
+        metadata = {"carried": self.carried.serialize().to_pybytes(), "bad_files": bad_files, "batch_size": self.batch_size}
         pq.write_table(self.batches.replace_schema_metadata(metadata), sink, compression="zstd")
         run.write(PLAN_FILE, sink.getvalue())
 
@@ -79,11 +78,17 @@ class Plan:
         table = pq.read_table(pa.BufferReader(run.read(PLAN_FILE)))
         carried = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"carried"]))
         bad_files = tuple(BadFile(*bad) for bad in json.loads(table.schema.metadata[b"bad_files"]))
-        return cls(table.cast(PLAN), carried, bad_files)
+        return cls(table.cast(PLAN), carried, bad_files, table.schema.metadata[b"batch_size"].decode())
 
 
 def make_plan(
-    config: InputConfig, sources: Sequence[Source], needed: Sequence[str], rows_per_batch: int | None, run: Folder
+    config: InputConfig,
+    sources: Sequence[Source],
+    needed: Sequence[str],
+    run: Folder,
+    *,
+    rows_per_batch: int | None,
+    num_workers: int,
 ) -> Plan:
     """Look into every source, check that the `needed` columns are there, and cut the rows into batches.
 
@@ -91,16 +96,15 @@ def make_plan(
     are wrong; what is wrong with the way to a file is raised as it is.
     """
     check_settings(config)
-    looks, bad_files = _look_into(config, sources, rows_per_batch or _JSONL_STRIDE, run)
+    looks, bad_files = _look_into(config, sources, rows_per_batch or LEAST_ROWS, run)
     carried = check_columns(config, looks, needed)
-    batches = _cut(looks, rows_per_batch, config.limit)
+    outlines = [look.outline for look in looks]
+    num_rows, num_bytes = sum(one.num_rows for one in outlines), sum(one.num_bytes for one in outlines)
+    limit = num_rows if config.limit is None else min(config.limit, num_rows)
+    size = batch_size(rows_per_batch, num_rows=limit, num_bytes=num_bytes * limit // max(1, num_rows), num_workers=num_workers)
+    batches = _cut(looks, size, limit)
     check_ids(config, batches)
-    return Plan(batches, carried, bad_files)
-
-
-def automatic_rows_per_batch(num_rows: int) -> int:
-    """Small inputs get small batches, so that progress, resume and several workers have something to work with."""
-    return int(min(256, max(16, 2 ** int(np.log2(max(num_rows, 1) / 16)))))
+    return Plan(batches, carried, bad_files, str(size))
 
 
 def make_shards(pending: pa.Table, num_workers: int) -> list[pa.Table]:
@@ -111,7 +115,9 @@ def make_shards(pending: pa.Table, num_workers: int) -> list[pa.Table]:
     of its shards keeps to a minimum size, since every shard decodes the group up to its own end.
     """
     batches = pending.select(BATCH_FIELDS).to_pylist()
-    size = max(1, min(_MAX_BATCHES_PER_SHARD, len(batches) // (num_workers * _SHARDS_PER_WORKER)))
+    most_rows = max((batch["num_rows"] for batch in batches), default=1)
+    num_rows = sum(batch["num_rows"] for batch in batches)
+    size = max(1, rows_per_shard(num_rows, num_workers) // most_rows)
     counts = _count_by_row_group(batches)
     most = max(_SHARDS_PER_ROW_GROUP, -(-4 * num_workers // max(1, len(counts))))
     least = {group: -(-count // most) for group, count in counts.items()}
@@ -157,15 +163,13 @@ def _look_into(
     return [one for one in found if isinstance(one, Look)], bad_files
 
 
-def _cut(looks: Sequence[Look], rows_per_batch: int | None, limit: int | None) -> pa.Table:
-    num_rows = sum(look.outline.num_rows for look in looks)
-    limit = num_rows if limit is None else min(limit, num_rows)
-    size = rows_per_batch or automatic_rows_per_batch(limit)
+def _cut(looks: Sequence[Look], size: BatchSize, limit: int) -> pa.Table:
     lines: list[tuple[Any, ...]] = []
     rows_before = 0
     for look in looks:
         source = look.source
-        for cut in look.outline.cut(size, limit - rows_before):
+        sizes = size.cut(min(look.outline.num_rows, limit - rows_before), limit - rows_before)
+        for cut in look.outline.cut(list(sizes)):
             lines.append(
                 (len(lines), source.path, look.spooled, source.num_bytes, source.version, cut.first_row, cut.num_rows,
                  rows_before, cut.first_byte, cut.num_bytes, cut.row_group)

@@ -30,7 +30,7 @@ def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> Render
     table.add_row("rows", f"{plan.num_rows:,}")
     table.add_row("batches", f"{plan.num_batches:,}, {num_committed:,} of them done")
     if plan.num_batches:
-        table.add_row("rows per batch", f"{max(plan.batches['num_rows'].to_pylist()):,}")
+        table.add_row("rows per batch", plan.batch_size)
     table.add_row("carried columns", escape(", ".join(plan.carried.names)) or "none")
     return table
 

@@ -139,6 +139,7 @@ WORKER = pa.schema(
         pa.field("idle_s", pa.float64(), nullable=False),  # nothing ran in its engine
         pa.field("lost_s", pa.float64(), nullable=False),  # it worked on what it did not commit
         pa.field("request_s", pa.float64(), nullable=False),  # each busy second, once for every request that ran in it
+        pa.field("starved_s", pa.map_(pa.string(), pa.float64()), nullable=False),  # it had room; by what it waited for
         pa.field("num_batches", pa.int64(), nullable=False),  # committed
         pa.field("num_generated_tokens", pa.int64(), nullable=False),  # whatever became of them
         pa.field("num_flops", pa.int64(), nullable=False),  # of each accelerator, as vLLM estimates them

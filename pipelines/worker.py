@@ -29,7 +29,10 @@ from pipelines.model import model_folder
 from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
 from pipelines.poison import Cell
+from pipelines.room import Room
 from pipelines.rows import Batch, Settled
+from pipelines.sizing import rows_ahead, rows_open
+from pipelines.starvation import Cause, Starvation
 from pipelines.statistics import Origin, Timing, progress_of
 from pipelines.steps import Entry, Steps, Work
 from pipelines.watchdog import Watchdog
@@ -37,8 +40,8 @@ from pipelines.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _COMMIT_THREADS = 4
-_BATCHES_AHEAD = 4  # read and rendered while the engine, which holds twice what it runs, has no room for them yet
-_OPEN_BATCHES = 64  # read and not yet committed: a batch waits for its longest answer, and its rows for it in memory
+_BATCHES_AHEAD = 2  # at least, however many rows they have: one enters the engine while the next is read and rendered
+_OPEN_BATCHES = 8  # at least, likewise
 
 
 class Worker:
@@ -61,22 +64,18 @@ class Worker:
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")  # tokenizers are not safe to share
         self._committers = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
         self._turn = asyncio.Lock()  # shards are read one after the other, in order
-        self._ahead = asyncio.Semaphore(_BATCHES_AHEAD)
-        self._open = asyncio.Semaphore(_OPEN_BATCHES)
         self._answering: set[asyncio.Task[Any]] = set()
         self._tickets: set[Ticket] = set()
         self._is_loading = True
+        self._is_isolating = False
         self._num_shards = 0
         self._num_moves = 0
         self._refusal: ConfigError | TimeoutError | None = None
         self._lifeline = Lifeline(line, self._origin.worker, job.config.cluster.heartbeat_s, self._is_busy)
         try:
             self._load()
-        except (
-            ConfigError,
-            TimeoutError,
-        ) as error:  # raised by the first shard: Ray would start an actor that fails here over and over
-            self._refusal = error
+        except (ConfigError, TimeoutError) as error:
+            self._refusal = error  # raised by the first shard: Ray would start an actor that fails here over and over
         self._is_loading = False
 
     async def __call__(self, shard: pa.Table) -> pa.Table:
@@ -96,8 +95,10 @@ class Worker:
             self._engine = build_engine(
                 job.config, folder, revision=job.model_revision, device=job.device, exports_metrics=self._metrics.is_exported
             )
+        max_num_seqs = self._engine.describe()["max_num_seqs"]
+        self._ahead, self._open = Room(rows_ahead(max_num_seqs), _BATCHES_AHEAD), Room(rows_open(max_num_seqs), _OPEN_BATCHES)
         self._steps = Steps(job.config, job.run, job.carried, self._origin, self._engine)
-        self._heartbeat.ready(self._engine)
+        self._heartbeat.ready(self._engine, Starvation(self._engine_load, self._waits_for))
         self._metrics.ready(self._engine_load)
         Watchdog(settings.hang_timeout_s, self._progress, self._end_stuck("hang_timeout_s"))
         self._lifeline.obey(self._is_idle, self._heartbeat)
@@ -120,7 +121,8 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group, self._turn:
                 async for work in self._read(batches):
-                    if work.is_suspect:  # it gets the engine to itself: should it die again, nothing dies with it
+                    self._is_isolating = work.is_suspect  # it gets the engine to itself: nothing dies with it again
+                    if work.is_suspect:
                         await self._drained()
                     tasks.append(group.create_task(self._answer(work)))
                     self._answering.add(tasks[-1])
@@ -128,7 +130,9 @@ class Worker:
                     if work.is_suspect:
                         await self._drained()
         except ExceptionGroup as errors:
-            self._leave_if_dead(errors)
+            deaths, _ = errors.split(EngineDead)
+            if deaths is not None:  # Ray starts a new process and hands its shards on, which it does for no error
+                self._lifeline.end(str(deaths.exceptions[0]), self._heartbeat)
             raise errors.exceptions[0] from None
         await _in(self._committers, self._heartbeat.beat)
         return [line for task in tasks if (line := task.result()) is not None]
@@ -142,17 +146,17 @@ class Worker:
             neighbours = list(group)
             blocks = self._steps.blocks([batch for batch, _ in neighbours])
             for batch, part in neighbours:
-                await self._open.acquire()
-                await self._ahead.acquire()
+                await self._open.enter(batch.num_rows)
+                await self._ahead.enter(batch.num_rows)
                 if self._lifeline.order is not None:
-                    self._open.release()
-                    self._ahead.release()
+                    self._open.leave(batch.num_rows)
+                    self._ahead.leave(batch.num_rows)
                     return
                 block = await _in(self._reader, next, blocks)
                 self._num_moves += 1
                 work = Work(batch, block if part is None else block.take(failed_offsets(part)), part, suspicions)
                 if work.is_suspect:  # nothing is read ahead of it
-                    self._ahead.release()
+                    self._ahead.leave(batch.num_rows)
                 yield work
 
     async def _answer(self, work: Work) -> dict[str, Any] | None:
@@ -167,7 +171,7 @@ class Worker:
         except _HandedBack:
             return None
         finally:
-            self._open.release()
+            self._open.leave(work.batch.num_rows)
 
     async def _settle(self, work: Work, cell: Cell) -> list[Settled]:
         """Answer the rows of a cell, together; a row that is known to kill engines is failed instead."""
@@ -197,7 +201,7 @@ class Worker:
             return entries, ticket
         finally:
             if not work.is_suspect:
-                self._ahead.release()
+                self._ahead.leave(work.batch.num_rows)
 
     def _commit(self, work: Work, settled: Sequence[Settled], timing: Timing) -> dict[str, Any]:
         statistics, rows = self._steps.commit(work, settled, timing, self._heartbeat.age())
@@ -212,18 +216,18 @@ class Worker:
         if self._answering:
             await asyncio.wait(self._answering)
 
-    def _leave_if_dead(self, errors: ExceptionGroup[Exception]) -> None:
-        """End a process whose engine is dead: Ray starts another one and hands its shards on, which it does for no error."""
-        deaths, _ = errors.split(EngineDead)
-        if deaths is not None:
-            self._lifeline.end(str(deaths.exceptions[0]), self._heartbeat)
-
     def _progress(self) -> tuple[int, int] | None:
         """What changes as long as the worker gets anywhere; None while it has no shard."""
         return (self._engine.num_steps(), self._num_moves) if self._num_shards else None
 
     def _end_stuck(self, limit: str) -> Callable[[float], None]:
         return lambda silent_s: self._lifeline.end(f"no progress for {silent_s:.0f} s (cluster.{limit})", self._heartbeat)
+
+    def _waits_for(self) -> Cause | None:
+        """What keeps the next batch from the engine; None where there is none, or where it is kept back on purpose."""
+        if not self._turn.locked() or self._is_isolating:
+            return None
+        return "long answers" if self._open.is_waited_for else "rendering" if self._ahead.is_waited_for else "input"
 
     def _engine_load(self) -> Load:
         running, held = self._engine.clock.num_running, sum(ticket.num_left for ticket in self._tickets.copy())

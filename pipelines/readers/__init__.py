@@ -36,10 +36,14 @@ class Outline(Protocol):
     @property
     def num_rows(self) -> int: ...
     @property
+    def num_bytes(self) -> int:
+        """Of all rows, where nothing compresses them."""
+
+    @property
     def columns(self) -> pa.Schema: ...
 
-    def cut(self, rows_per_batch: int, limit: int) -> Sequence[Cut]:
-        """Cut the first `limit` rows into contiguous batches."""
+    def cut(self, sizes: Sequence[int]) -> Sequence[Cut]:
+        """Cut the first rows into contiguous batches of the given numbers of rows."""
 
 
 SUFFIXES = {

@@ -9,6 +9,7 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -79,7 +80,7 @@ def outline(fs: Any, path: str) -> parquet.Outline:
     """What is in a copy."""
     found = parquet.outline(fs, path)
     names = [name.removeprefix(_COLUMN) for name in found.columns.names[len(_OURS) :]]
-    return parquet.Outline(found.num_rows, pa.schema([(name, pa.string()) for name in names]), found.group_starts)
+    return replace(found, columns=pa.schema([(name, pa.string()) for name in names]))
 
 
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:

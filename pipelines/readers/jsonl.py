@@ -5,7 +5,8 @@ A row is a line that is not empty. Rows are numbered by their line, so that `sou
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import IO, Any
 
 import numpy as np
@@ -50,14 +51,18 @@ class Outline:
     offsets: Sequence[int]
     """One longer than `lines`: the last is the file's end."""
 
-    def cut(self, rows_per_batch: int, limit: int) -> list[Cut]:
-        """Cut the first `limit` rows into contiguous batches of a multiple of `stride` rows."""
-        num_rows, step = min(self.num_rows, limit), rows_per_batch // self.stride
+    @property
+    def num_bytes(self) -> int:
+        """Of all rows."""
+        return self.offsets[-1]
+
+    def cut(self, sizes: Sequence[int]) -> list[Cut]:
+        """Cut the first rows into contiguous batches of the given numbers of rows, each a multiple of `stride` but the last."""
         cuts = []
-        for first in range(0, num_rows, rows_per_batch):
-            mark = first // self.stride
-            start, end = self.offsets[mark], self.offsets[min(mark + step, len(self.lines))]
-            cuts.append(Cut(self.lines[mark], min(rows_per_batch, num_rows - first), start, end - start))
+        for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+            mark, after = first // self.stride, -(-(first + size) // self.stride)
+            start, end = self.offsets[mark], self.offsets[after]
+            cuts.append(Cut(self.lines[mark], size, start, end - start))
         return cuts
 
 
@@ -126,7 +131,7 @@ def outline_of_spooled(fs: Any, path: str) -> parquet.Outline:
     with pq.ParquetFile(path, filesystem=arrow_file_system(fs)) as file:
         head = next(file.iter_batches(batch_size=_PEEK_ROWS, columns=["line"]), None)
     columns = _peek(b"\n".join(head["line"].to_pylist()) if head is not None else b"")
-    return parquet.Outline(found.num_rows, columns, found.group_starts)
+    return replace(found, columns=columns)
 
 
 def _rows_of(buffer: bytes) -> tuple[np.ndarray, np.ndarray]:

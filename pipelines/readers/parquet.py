@@ -33,15 +33,15 @@ class Outline:
     """A file's footer: its columns and the first row of each row group."""
 
     num_rows: int
+    num_bytes: int
     columns: pa.Schema
     group_starts: Sequence[int]
 
-    def cut(self, rows_per_batch: int, limit: int) -> list[Cut]:
-        """Cut the first `limit` rows into contiguous batches."""
-        num_rows = min(self.num_rows, limit)
+    def cut(self, sizes: Sequence[int]) -> list[Cut]:
+        """Cut the first rows into contiguous batches of the given numbers of rows."""
+        starts = accumulate(sizes, initial=0)
         return [
-            Cut(first, min(rows_per_batch, num_rows - first), bisect_right(self.group_starts, first) - 1)
-            for first in range(0, num_rows, rows_per_batch)
+            Cut(first, size, bisect_right(self.group_starts, first) - 1) for first, size in zip(starts, sizes, strict=False)
         ]
 
 
@@ -49,8 +49,10 @@ def outline(fs: Any, path: str) -> Outline:
     """Read the footer of a file; raises ArrowInvalid or OSError where it is not a whole Parquet file."""
     with pq.ParquetFile(path, filesystem=arrow_file_system(fs)) as file:
         metadata = file.metadata
-        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        return Outline(metadata.num_rows, file.schema_arrow, [0, *accumulate(rows)][: len(rows)])
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        starts = accumulate((group.num_rows for group in groups), initial=0)
+        num_bytes = sum(group.total_byte_size for group in groups)
+        return Outline(metadata.num_rows, num_bytes, file.schema_arrow, list(starts)[: len(groups)])
 
 
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:

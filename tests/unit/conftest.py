@@ -75,7 +75,8 @@ def plan_of() -> Callable[..., Plan]:
         rows_per_batch: int | None = None,
         run: Folder | None = None,
     ) -> Plan:
-        return make_plan(config, list_sources(config), needed, rows_per_batch, run or Folder("memory://no-run"))
+        folder = run or Folder("memory://no-run")
+        return make_plan(config, list_sources(config), needed, folder, rows_per_batch=rows_per_batch, num_workers=1)
 
     return plan
 

@@ -60,7 +60,7 @@ def planned_with(
         config = input_config(folder, format=request.param, on_bad_file=on_bad_file)
         sources = list_sources(config)
         gone.unlink()
-        return make_plan(config, sources, ["prompt"], None, Folder(str(tmp_path / "run"))), config
+        return make_plan(config, sources, ["prompt"], Folder(str(tmp_path / "run")), rows_per_batch=None, num_workers=1), config
 
     return plan
 
@@ -163,7 +163,7 @@ def test_a_file_that_may_not_or_cannot_be_fetched_is_no_bad_file(
     BrokenStorage().pipe_file(f"/bucket/{name}", b"prompt\n")
     config = input_config(f"broken://bucket/{name}", format=name.split(".")[1], on_bad_file=on_bad_file)
     with pytest.raises(type(error)) as raised:
-        make_plan(config, list_sources(config), ["prompt"], None, Folder(str(tmp_path / "run")))
+        make_plan(config, list_sources(config), ["prompt"], Folder(str(tmp_path / "run")), rows_per_batch=None, num_workers=1)
     assert not is_bad_file(raised.value)
     assert str(error) in str(raised.value)
 

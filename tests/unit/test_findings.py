@@ -60,8 +60,9 @@ def summary(**changes: Any) -> Summary:
     return Summary(**{**good, **changes})
 
 
-def tables(*workers: tuple[float, float, str | None]) -> tuple[pa.Table, pa.Table]:
+def tables(*workers: tuple[float, float, str | None], starved_s: dict[str, float] | None = None) -> tuple[pa.Table, pa.Table]:
     """Batches and workers of one attempt: each worker's lifetime, its age at its last commit, and how it died."""
+    starved = list((starved_s or {}).items())
     lines, batches = [], []
     zeros = {field.name: 0 for field in WORKER if field.type in (pa.int64(), pa.float64())}
     texts = {field.name: "x" for field in WORKER if field.type == pa.string()}
@@ -70,7 +71,16 @@ def tables(*workers: tuple[float, float, str | None]) -> tuple[pa.Table, pa.Tabl
     for number, (lifetime_s, last_commit_s, death) in enumerate(workers):
         name = f"w{number}"
         lines.append(
-            {**zeros, **texts, "worker": name, "attempt": 1, "started_at": 0, "lifetime_s": lifetime_s, "death": death}
+            {
+                **zeros,
+                **texts,
+                "worker": name,
+                "attempt": 1,
+                "started_at": 0,
+                "lifetime_s": lifetime_s,
+                "death": death,
+                "starved_s": starved,
+            }
         )
         share = {"worker": name, "prefill_s": 0.0, "decode_s": 0.0, "cost": 0.0, "busy_s": 0.0}
         shares = [{**share, "lifetime_s": last_commit_s / 2}, {**share, "lifetime_s": last_commit_s}]
@@ -118,6 +128,19 @@ def test_what_is_worth_acting_on_is_found_with_its_number_and_remedy(
     assert list(found) == [topic]
     assert not [fragment for fragment in fragments if fragment not in found[topic]], found[topic]
     assert found[topic].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("starved_s", "fragment"),
+    [
+        ({"rendering": 300.0, "input": 10.0}, "620 s, prompts are rendered and tokenised too slowly"),
+        ({"long answers": 250.0}, "500 s, batches wait for their longest answers"),
+        ({"input": 10.0}, "raise engine.rows_per_batch"),  # of 4,000 s
+    ],
+)
+def test_an_engine_that_is_not_full_says_what_it_waited_for(starved_s: dict[str, float], fragment: str) -> None:
+    found = find(summary(engine_use=LOW), *tables((1_000, 990, None), (1_000, 950, None), starved_s=starved_s))
+    assert fragment in found["engine not full"]
 
 
 SMALL = {"worker_s": 300.0}

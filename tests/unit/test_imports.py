@@ -35,6 +35,8 @@ LEVELS = [
         "pipelines.machine",
         "pipelines.parse",
         "pipelines.preflight",
+        "pipelines.room",
+        "pipelines.sizing",
         "pipelines.structured",
     },
     {
@@ -82,6 +84,7 @@ LEVELS = [
         "pipelines.metrics",
         "pipelines.row_profile",
         "pipelines.run_table",
+        "pipelines.starvation",
         "pipelines.steps",
         "pipelines.summary",
         "pipelines.totals",

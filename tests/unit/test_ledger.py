@@ -23,7 +23,7 @@ def beat(
     return {
         "worker": worker, "attempt": 1, "node": "n", "pid": 1, "accelerator": "H100", "num_accelerators": 1,
         "started_at": 0, "lifetime_s": lifetime_s, "loading_s": loading_s, "busy_s": busy_s, "request_s": 2 * busy_s,
-        "num_batches": 0, "num_generated_tokens": 0, "num_flops": 0, "num_moved_bytes": 0,
+        "num_batches": 0, "num_generated_tokens": 0, "num_flops": 0, "num_moved_bytes": 0, "starved_s": {},
         "price_per_accelerator_hour": price, "currency": "USD", "hardware": "", "engine": '{"max_num_seqs": 4}',
         "in_flight": [], "death": None, **more,
     }  # fmt: skip

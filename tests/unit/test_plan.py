@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines import tables
 from pipelines.config import DeltaInput, FileInput
 from pipelines.errors import ConfigError
-from pipelines.plan import Plan, automatic_rows_per_batch, batches_of, make_plan, make_shards
+from pipelines.plan import Plan, batches_of, make_plan, make_shards
 from pipelines.rows import Batch, Block
 from pipelines.schema import PLAN
 from pipelines.sources import list_sources
@@ -108,20 +108,11 @@ def test_the_pending_batches_are_those_without_a_part(
     assert plan.without(committed)["batch_id"].to_pylist() == left
 
 
-@given(num_rows=st.integers(0, 10**12))
-def test_an_automatic_batch_has_16_to_256_rows(num_rows: int) -> None:
-    rows_per_batch = automatic_rows_per_batch(num_rows)
-    assert 16 <= rows_per_batch <= 256
-    assert rows_per_batch % 16 == 0
-    assert rows_per_batch <= automatic_rows_per_batch(2 * num_rows)
-    assert rows_per_batch == 16 or num_rows / rows_per_batch >= 16
-
-
 def test_the_automatic_batch_size_follows_the_limit_and_not_the_file(
     tmp_path: Path, input_config: Configure, plan_of: PlanOf
 ) -> None:
     write_rows(tmp_path / "a.parquet", 5000)
-    assert plan_of(input_config(tmp_path)).batches["num_rows"][0].as_py() == 256
+    assert plan_of(input_config(tmp_path)).batches["num_rows"][0].as_py() == 64
     assert plan_of(input_config(tmp_path, limit=40)).batches["num_rows"].to_pylist() == [16, 16, 8]
 
 
@@ -235,7 +226,7 @@ def planned(*files: Sequence[int | None]) -> pa.Table:
         for group, num_batches in enumerate(groups)
         for _ in range(3 if num_batches is None else num_batches)
     ]
-    rest = {"source_bytes": 1, "source_version": "1", "num_rows": 1}
+    rest = {"source_bytes": 1, "source_version": "1", "num_rows": 64}
     lines = [
         {"batch_id": n, "source": source, "row_group": group, "first_row": n, "rows_before": n, **rest}
         for n, (source, group) in enumerate(places)
@@ -327,7 +318,7 @@ def test_a_table_is_planned_and_read_from_its_copy(
     files = input_config("rows", carry_columns=("n",), limit=4).model_dump(exclude={"format", "path"})
     config = DeltaInput(format="delta", path="rows", version=None, **files)
     sources = list_sources(config)
-    plan = make_plan(config, sources, ["prompt"], 2, Folder(str(tmp_path / "run")))
+    plan = make_plan(config, sources, ["prompt"], Folder(str(tmp_path / "run")), rows_per_batch=2, num_workers=1)
     assert plan.batches.select(["source", "source_version", "first_row", "row_group"]).to_pylist() == [
         {"source": "delta:///rows", "source_version": "7", "first_row": first, "row_group": 0} for first in (0, 2)
     ]
@@ -338,4 +329,4 @@ def test_a_table_is_planned_and_read_from_its_copy(
         ConfigError, match=r"input\.prompt_column: the column 'promt' is not in delta:///rows; did you mean prompt\?"
     ):
         other = config.model_copy(update={"prompt_column": "promt"})
-        make_plan(other, sources, ["promt"], 2, Folder(str(tmp_path / "run")))
+        make_plan(other, sources, ["promt"], Folder(str(tmp_path / "run")), rows_per_batch=2, num_workers=1)

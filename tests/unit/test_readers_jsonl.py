@@ -101,7 +101,8 @@ def test_any_bytes_are_planned_and_read_as_a_naive_reader_reads_them(
         patch.setattr(jsonl, "_CHUNK_BYTES", chunk_bytes)
         outline = jsonl.outline(fs, path, stride, limit)
     lines = naive_lines(content)[:limit]
-    cuts = outline.cut(stride * strides_per_batch, limit if limit is not None else outline.num_rows)
+    size, num_rows = stride * strides_per_batch, min(outline.num_rows, limit if limit is not None else outline.num_rows)
+    cuts = outline.cut([min(size, num_rows - first) for first in range(0, num_rows, size)])
     assert [cut.num_rows for cut in cuts[:-1]] == [stride * strides_per_batch] * len(cuts[:-1])
     assert [line for cut in cuts for line in lines_of_cut(content, cut)] == lines
     config = input_config(file, format="jsonl")

@@ -291,7 +291,7 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
             return Work()
 
         def describe(self) -> dict[str, Any]:
-            return {}
+            return {"max_num_seqs": 1}
 
     class Ended(Exception):
         """Stands for the end of the process."""

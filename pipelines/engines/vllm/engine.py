@@ -18,7 +18,7 @@ from pipelines.config import BatchConfig, Device, VllmEngineConfig
 from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock, Share
 from pipelines.engines.vllm.answers import AnswerParser, answer_of, embedding_of
-from pipelines.engines.vllm.requests import Prepared, Requests, row_error
+from pipelines.engines.vllm.requests import Prepared, Requests, longest_first, row_error
 from pipelines.engines.vllm.step_counts import StepCounts
 from pipelines.engines.vllm.turns import Turns
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
@@ -121,6 +121,7 @@ class VllmEngine:
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_model_len": config.model_config.max_model_len,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "kv_cache_tokens": (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size or None,
             "quantization": config.model_config.quantization,
             "enable_prefix_caching": config.cache_config.enable_prefix_caching,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
@@ -200,7 +201,7 @@ class VllmEngine:
                     ticket = self._inbox.get(block=not self._waiting)
                 except queue.Empty:
                     return
-                self._entering = ticket, iter(enumerate(ticket.prepared))
+                self._entering = ticket, iter(longest_first(ticket.prepared))
             ticket, requests = self._entering
             request = next(requests, None)
             if request is None:

@@ -161,6 +161,11 @@ class Requests:
         return params
 
 
+def longest_first(prepared: Sequence[Prepared]) -> list[tuple[int, Prepared]]:
+    """A batch is done with its longest answer, so that one starts first; equals keep their order, and a common prefix."""
+    return sorted(enumerate(prepared), key=lambda pair: -(getattr(pair[1].params, "max_tokens", None) or 0))
+
+
 def row_error(error: Exception, sampling: SamplingConfig) -> RowError:
     """What a refusal by vLLM says about the row."""
     parameter = getattr(error, "parameter", None)

@@ -109,6 +109,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.worker_s:
         shares = [f"{phase.removesuffix('_s')} {getattr(summary, phase) / summary.worker_s:.0%}" for phase in PHASES]
         yield "  of all workers", f"{summary.worker_s:,.1f} s: {', '.join(shares)}"
+    yield "sizes", "\n".join(f"{name} {escape(size)}" for name, size in summary.sizes.items())
     for name, label in _SHOWN_LATENCIES.items():
         values = summary.latencies[name]
         yield label, f"p50 {_number(values.p50, 3)} s, p95 {_number(values.p95, 3)} s, p99 {_number(values.p99, 3)} s"

@@ -1,9 +1,10 @@
 """How many rows go together: in a batch, in a shard, and on their way through a worker. Each choice with its reason."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pipelines.config import BatchConfig, Device, EchoEngineConfig
+from pipelines.config import BatchConfig, Device, EchoEngineConfig, VllmEngineConfig
 
 LEAST_ROWS = 16  # of a batch, and what every automatic number of rows is a multiple of
 _MOST_ROWS = 1024  # what the largest GPUs run at once: a batch of more only holds more back until it is committed
@@ -67,6 +68,23 @@ def rows_at_once(config: BatchConfig, device: Device) -> int:
 def rows_per_shard(num_rows: int, num_workers: int) -> int:
     """So few that each worker gets several shards, and so many that Ray Data has few tasks to move."""
     return min(_ROWS_PER_SHARD, num_rows // (num_workers * _SHARDS_PER_WORKER))
+
+
+def sizes_of(
+    config: BatchConfig, engine: Mapping[str, Any] | None, batch_size: str, mean_tokens: float | None
+) -> dict[str, str]:
+    """What a run's rows were cut into, and what its engine resolved its own sizes to, each with its reason; for the record."""
+    chosen = config.engine.kwargs if isinstance(config.engine, VllmEngineConfig) else config.engine.model_dump()
+    sizes, engine = {"rows_per_batch": batch_size}, engine or {}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if name in engine:
+            sizes[name] = f"{engine[name]:,} ({'the settings' if name in chosen else 'vLLM, for this hardware'})"
+    if tokens := engine.get("kv_cache_tokens"):
+        fits = (
+            f": {tokens / mean_tokens:,.0f} requests of {mean_tokens:,.0f} tokens, the mean of this run" if mean_tokens else ""
+        )
+        sizes["kv_cache"] = f"{tokens:,} tokens{fits}"
+    return sizes
 
 
 def rows_ahead(max_num_seqs: int) -> int:

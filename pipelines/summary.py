@@ -25,6 +25,7 @@ from pipelines.row_profile import RowProfile, profile_rows
 from pipelines.run import ATTEMPTS, Run, versions
 from pipelines.run_table import one_row_file, run_table
 from pipelines.schema import BATCH, BATCH_TABLE, RUN_TABLE, SUCCESS_FILE
+from pipelines.sizing import sizes_of
 from pipelines.statistics import batch_table, tokens_per_s
 from pipelines.totals import SUMMARY_FILE, Summary, read_totals
 
@@ -152,6 +153,9 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         engine_use=engine_use(workers, config.pricing),
         latencies=profile.latencies,
         costs=costs_of(workers, config.pricing, tokens, wall_s),
+        sizes=sizes_of(
+            config, _engine_of(workers), plan.batch_size, (num_prompt + num_output) / num_rows if num_rows else None
+        ),
         record=_record(run, config, workers),
         findings={},
     )
@@ -168,17 +172,22 @@ def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     return dict(total.most_common())
 
 
+def _engine_of(workers: pa.Table) -> dict[str, Any] | None:
+    """What the last engine that was loaded resolved its options to."""
+    engines: list[dict[str, Any]] = [json.loads(text) for text in workers["engine"].to_pylist() if text is not None]
+    return engines[-1] if engines else None
+
+
 def _record(run: Run, config: BatchConfig, workers: pa.Table) -> dict[str, Any]:
     last = json.loads(run.folder.read(f"{ATTEMPTS}/attempt-{run.attempt:04d}.json"))
     is_echo = isinstance(config.engine, EchoEngineConfig)
     hardware = workers.group_by(["node", "hardware", "accelerator", "num_accelerators"]).aggregate([("worker", "count")])
-    engines = [json.loads(text) for text in workers["engine"].to_pylist() if text is not None]
     return {
         "model": "none: the echo engine repeats prompts" if is_echo else {**config.model.model_dump(), **run.identity["model"]},
         "identity": run.identity,
         "versions": versions(),
         "hardware": {"driver": last["driver"], "workers": hardware.to_pylist()},
-        "engine": engines[-1] if engines else None,
+        "engine": _engine_of(workers),
         "concurrency": {"workers": config.cluster.workers, "max_workers": config.cluster.max_workers},
         "pricing": config.pricing.model_dump(mode="json"),
         "command": last["command"],

@@ -60,6 +60,8 @@ class Summary(BaseModel):
     busy_output_tokens_per_s: float | None
     """Over `prefill_s` + `decode_s`: what one busy engine gives."""
     engine_use: EngineUse
+    sizes: dict[str, str]
+    """Rows per batch, and what the engine resolved its own sizes to, each with its reason (`pipelines.sizing`)."""
     latencies: dict[str, Quantiles]
     costs: Costs
     record: dict[str, Any]

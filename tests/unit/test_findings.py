@@ -54,7 +54,7 @@ def summary(**changes: Any) -> Summary:
         "num_output_tokens": 1_000_000, "num_generated_tokens": 1_000_000, "num_batches": 40, "num_attempts": 1,
         "num_workers": 4, "num_deaths": 0, "wall_s": 1_000.0, "worker_s": 4_000.0, "loading_s": 0.0, "prefill_s": 800.0,
         "decode_s": 3_200.0, "idle_s": 0.0, "lost_s": 0.0, "output_tokens_per_s": 1.0, "total_tokens_per_s": 1.0,
-        "busy_output_tokens_per_s": 1.0, "engine_use": use(), "costs": costs(), "record": record(), "findings": {},
+        "busy_output_tokens_per_s": 1.0, "engine_use": use(), "costs": costs(), "record": record(), "findings": {}, "sizes": {},
         "latencies": dict.fromkeys(("queue_s", "ttft_s", "time_per_output_token_s", "latency_s"), NOTHING),
     }  # fmt: skip
     return Summary(**{**good, **changes})

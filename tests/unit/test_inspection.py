@@ -75,7 +75,7 @@ def write_run(
         for number, (source, rows) in enumerate(cuts)
     ]
     lines = [{name: getattr(batch, name) for name in PLAN.names} for batch in batches]
-    Plan(pa.Table.from_pylist(lines, schema=PLAN), carried, tuple(bad_files)).save(folder)
+    Plan(pa.Table.from_pylist(lines, schema=PLAN), carried, tuple(bad_files), "3").save(folder)
     folder.write("run.json", json.dumps({"fingerprint": FINGERPRINT, "config": {"input": {"format": input_format}}}).encode())
     for batch, (source, rows) in zip(batches, cuts, strict=True):
         if batch.batch_id not in missing:

@@ -61,7 +61,7 @@ def written(run: Folder, *batches: Sequence[dict[str, Any]]) -> tuple[list[dict[
         run.write(part_name(batch_id), sink.getvalue().to_pybytes())
         numbers = {field.name: 0 for field in PLAN}
         planned.append({**numbers, "batch_id": batch_id, "source": "a", "spooled": None, "source_version": "1"})
-    write_openai(run, Plan(pa.Table.from_pylist(planned, schema=PLAN), pa.schema([]), ()), "my-model")
+    write_openai(run, Plan(pa.Table.from_pylist(planned, schema=PLAN), pa.schema([]), (), "2"), "my-model")
     output, errors = (run.read(name).decode("ascii") for name in (OUTPUT_FILE, ERRORS_FILE))
     return [json.loads(line) for line in output.splitlines()], [json.loads(line) for line in errors.splitlines()]
 
@@ -178,7 +178,7 @@ def test_files_of_an_earlier_time_are_replaced(run: Folder) -> None:
 def test_a_part_that_is_missing_leaves_the_files_as_they_were(run: Folder) -> None:
     written(run, [ROW])
     before = run.read(OUTPUT_FILE)
-    missing = Plan(pa.table({"batch_id": [0, 1]}), pa.schema([]), ())
+    missing = Plan(pa.table({"batch_id": [0, 1]}), pa.schema([]), (), "2")
     with pytest.raises(FileNotFoundError):
         write_openai(run, missing, "my-model")
     assert run.read(OUTPUT_FILE) == before

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import BatchConfig
 from pipelines.room import Room
-from pipelines.sizing import batch_size, rows_ahead, rows_at_once, rows_open, rows_per_shard
+from pipelines.sizing import batch_size, rows_ahead, rows_at_once, rows_open, rows_per_shard, sizes_of
 
 
 @given(num_rows=st.integers(0, 10**12), bytes_per_row=st.integers(0, 10**7), num_workers=st.integers(1, 5000))
@@ -109,3 +109,14 @@ def test_who_waits_for_room_gets_it_when_a_batch_leaves() -> None:
         return seen
 
     assert asyncio.run(story()) == ["in 80", "left 80", "in 30"]
+
+
+def test_what_the_engine_resolved_is_recorded_with_its_reason(batch_config: Callable[..., BatchConfig]) -> None:
+    engine = {"max_num_seqs": 8, "max_num_batched_tokens": 4096, "kv_cache_tokens": 81_920}
+    assert sizes_of(batch_config("engine.kwargs.max_num_seqs=8"), engine, "16 (the least)", 200.0) == {
+        "rows_per_batch": "16 (the least)",
+        "max_num_seqs": "8 (the settings)",
+        "max_num_batched_tokens": "4,096 (vLLM, for this hardware)",
+        "kv_cache": "81,920 tokens: 410 requests of 200 tokens, the mean of this run",
+    }
+    assert sizes_of(batch_config(), None, "16 (the least)", None) == {"rows_per_batch": "16 (the least)"}

@@ -25,7 +25,7 @@ from pipelines.handover import Job, raise_failure
 from pipelines.heartbeat import deaths
 from pipelines.metrics import WorkerMetrics
 from pipelines.placement import Placement, check_room, place
-from pipelines.plan import batches_of
+from pipelines.plan import num_rows_of
 from pipelines.sizing import rows_at_once
 from pipelines.worker import Worker
 
@@ -114,11 +114,9 @@ def answer(job: Job, placement: Placement, shards: Sequence[pa.Table], board: Bo
     context.autoscaling_config.actor_pool_util_downscaling_threshold = 0.0
     settings = job.config.cluster
     most = settings.max_workers or settings.workers
-    sizes = [sum(batch.num_rows for batch in batches_of(shard)) for shard in shards]
-    at_once = shards_at_once(sizes, most, rows_at_once(job.config, placement.device))
+    at_once = shards_at_once([num_rows_of(shard) for shard in shards], most, rows_at_once(job.config, placement.device))
     # Not from_arrow: it asks remote tasks for the schema of each table, and the first of them wait for processes to start.
-    items = [line for shard in shards for line in shard.to_pylist()]
-    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+    dataset = ray.data.from_blocks(list(shards)).map_batches(
         Worker,
         fn_constructor_args=(job, board, WorkerMetrics),
         batch_size=1,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines import tables
 from pipelines.config import DeltaInput, FileInput
 from pipelines.errors import ConfigError
-from pipelines.plan import Plan, batches_of, make_plan, make_shards
+from pipelines.plan import Plan, batches_of, make_plan, make_shards, num_rows_of
 from pipelines.rows import Batch, Block
 from pipelines.schema import PLAN
 from pipelines.sources import list_sources
@@ -304,6 +304,7 @@ def test_a_shard_of_a_real_plan_carries_its_batches_unchanged(tmp_path: Path, in
     plan = plan_of(input_config(tmp_path, format="jsonl"), rows_per_batch=3)
     carried = [batch for shard in make_shards(plan.batches, 1) for batch in batches_of(shard)]
     assert carried == [Batch(**line) for line in plan.batches.to_pylist()]
+    assert sum(num_rows_of(shard) for shard in make_shards(plan.batches, 1)) == plan.num_rows == 100
 
 
 def test_a_table_is_planned_and_read_from_its_copy(

@@ -17,7 +17,9 @@ def main() -> None:
     settings = settings_from_environment()
     rows = pq.read_table(sys.argv[1]).select(["id", "prompt", "max_tokens"])
     is_tuned = sys.argv[3:] == ["tuned"]
-    on_cpu: dict[str, Any] = {} if settings.engine_core is None else {"placement_group_config": {"bundle_per_worker": {"CPU": 1}}}
+    on_cpu: dict[str, Any] = (
+        {} if settings.engine_core is None else {"placement_group_config": {"bundle_per_worker": {"CPU": 1}}}
+    )
     # Tuned: small batches, many of them at once, so that the engine always has requests; its own advice.
     tuned: dict[str, Any] = {"batch_size": 16, "max_concurrent_batches": 32} if is_tuned else {}
     # Its stages are actors of one CPU each: on two, they would wait for each other for ever.

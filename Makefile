@@ -10,7 +10,7 @@ UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test debian chaos lint lock clean
+.PHONY: help setup demo test debian chaos bench lint lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -49,6 +49,10 @@ chaos: $(READY)  ## break runs 200 times at random and count every row; ARGS='--
 	$(call say,breaking runs 200 times; about an hour on two cores)
 	@$(BIN)/pytest -m slow
 	@$(BIN)/python -m tests.integration.chaos $(ARGS)
+
+bench: $(READY)  ## compare with raw vLLM, Ray Data and run-batch; ARGS='--gpu --model qwen3_8b' on a GPU
+	$(call say,five ways to answer the same rows$(comma) in turn; about half an hour on two cores)
+	@$(BIN)/python -m tests.benchmarks.throughput $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(call say,checking style and types)

@@ -104,7 +104,7 @@ def test_a_resumed_run_answers_only_what_is_missing_and_gives_the_same_rows(
 
 
 def test_statistics_have_their_schema_and_add_up(batch_config: Config, jsonl: Callable[..., Path], run_url: str) -> None:
-    path = jsonl([{"id": f"r{i}", "prompt": "one two three"} for i in range(50)])
+    path = jsonl([{"id": f"r{i}", "prompt": "word " * 12} for i in range(50)])
     config = batch_config(*echo(path, run_url, "engine.seconds_per_token=0.002", "pricing.price_per_accelerator_hour=3600"))
     run, plan, _ = answer(config)
     summary = finish(run, plan, config)
@@ -118,11 +118,11 @@ def test_statistics_have_their_schema_and_add_up(batch_config: Config, jsonl: Ca
     for phase in ("prefill_s", "decode_s"):
         assert sum(batches[phase].to_pylist()) == pytest.approx(sum(workers[phase].to_pylist())) == getattr(summary, phase)
     assert sum(getattr(summary, phase) for phase in PHASES) == pytest.approx(summary.worker_s)
-    assert 0 < summary.prefill_s < summary.decode_s  # one word, and two more
+    assert 0 < summary.prefill_s < summary.decode_s  # one word, and eleven more
     assert summary.lost_s == pytest.approx(0, abs=1e-6)
     assert summary.costs.total == pytest.approx(summary.worker_s)  # 3600 an hour is 1 a second
     assert sum(batches["cost"].to_pylist()) == pytest.approx(summary.prefill_s + summary.decode_s)
-    assert summary.costs.per_million_output_tokens == pytest.approx(summary.costs.total * 1e6 / 150)
+    assert summary.costs.per_million_output_tokens == pytest.approx(summary.costs.total * 1e6 / 600)
     assert summary.num_generated_tokens == summary.num_output_tokens
     assert summary.latencies["ttft_s"].p50 == pytest.approx(0.002, rel=0.005)
     assert batches["finish_reasons"].to_pylist()[0] == [("stop", 10)]

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 ARMS = {
     "raw": ["raw"],
     "fournee": ["ours"],
+    "fournee_by_prefix": ["ours", "input.order=by_prefix"],
     "ray_data": ["ray_data"],
     "ray_data_tuned": ["ray_data", "tuned"],
     "run_batch": ["run_batch"],
@@ -42,29 +43,46 @@ def main() -> int:
     settings = Settings(
         options.model, options.max_model_len, options.max_num_seqs, None if options.gpu else options.engine_core
     )
-    runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for workload in options.workload:
-            rows = Path(scratch) / f"{workload}.parquet"
-            num_rows = write_workload(workload, options.rows, options.seed, rows)
-            _console.print(f"{workload}: {num_rows} rows, arms {', '.join(options.arms)}, {options.repeats} times")
-            for repeat in range(options.repeats):
-                for arm in options.arms if repeat % 2 == 0 else reversed(options.arms):
-                    runs.append({"workload": workload, "arm": arm, "repeat": repeat, **run_arm(arm, rows, settings, scratch)})
-                    _console.print({key: _rounded(value) for key, value in runs[-1].items()})
-    result = {
-        "settings": asdict(settings),
-        "hardware": describe_hardware(),
-        "versions": installed_versions(_PACKAGES),
-        "runs": runs,
-    }
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2))
+    runs = compare(settings, options.workload, options.arms, num_rows=options.rows, repeats=options.repeats, seed=options.seed)
     lines = [line for workload in options.workload for line in summarised(workload, runs)]
     _show(lines)
+    if options.json:
+        record = {
+            "settings": asdict(settings),
+            "hardware": describe_hardware(),
+            "versions": installed_versions(_PACKAGES),
+            "runs": runs,
+        }
+        Path(options.json).write_text(json.dumps(record, indent=2))
     if options.markdown:
         Path(options.markdown).write_text(as_markdown(lines))
     return 0
+
+
+def compare(
+    settings: Settings, workloads: Sequence[str], arms: Sequence[str], *, num_rows: int, repeats: int, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Run every arm over the same rows, in turn, every other time in the opposite order; a line for each run of an arm."""
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for workload in workloads:
+            rows = Path(scratch) / f"{workload}.parquet"
+            num_written = write_workload(workload, num_rows, seed, rows)
+            _console.print(f"{workload}: {num_written} rows, arms {', '.join(arms)}, {repeats} times")
+            for repeat in range(repeats):
+                for arm in arms if repeat % 2 == 0 else reversed(arms):
+                    runs.append({"workload": workload, "arm": arm, "repeat": repeat, **run_arm(arm, rows, settings, scratch)})
+                    _console.print({key: _rounded(value) for key, value in runs[-1].items()})
+                    _check_same_work(runs)
+    return runs
+
+
+def _check_same_work(runs: Sequence[dict[str, Any]]) -> None:
+    """Arms that answer other rows, or more or fewer tokens, cannot be compared."""
+    first, last = next(run for run in runs if run["workload"] == runs[-1]["workload"]), runs[-1]
+    for key in ("num_rows", "num_prompt_tokens", "num_output_tokens"):
+        if first[key] != last[key]:
+            sys.exit(f"{last['arm']} had {key}={last[key]} where {first['arm']} had {first[key]}: not the same work")
 
 
 def run_arm(arm: str, rows: Path, settings: Settings, scratch: str) -> dict[str, Any]:
@@ -94,6 +112,7 @@ def run_arm(arm: str, rows: Path, settings: Settings, scratch: str) -> dict[str,
         **asdict(found),
         "wall_s": wall_s,
         "engine_s": engine_s,
+        "input_tokens_per_s": found.num_prompt_tokens / engine_s,
         "output_tokens_per_s": found.num_output_tokens / engine_s,
         "total_tokens_per_s": (found.num_prompt_tokens + found.num_output_tokens) / engine_s,
         "end_to_end_output_tokens_per_s": found.num_output_tokens / wall_s,
@@ -118,6 +137,7 @@ def summarised(workload: str, runs: Sequence[dict[str, Any]]) -> list[dict[str, 
                 "workload": workload,
                 "arm": arm,
                 "output tokens/s": f"{median('output_tokens_per_s'):.1f}",
+                "input tokens/s": f"{median('input_tokens_per_s'):.1f}",
                 "total tokens/s": f"{median('total_tokens_per_s'):.1f}",
                 "to raw": f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else "",
                 "end to end": f"{median('end_to_end_output_tokens_per_s'):.1f} output tokens/s, {median('wall_s'):.0f} s",
@@ -150,8 +170,8 @@ def _rounded(value: Any) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.throughput", description=__doc__)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["sharegpt"])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--rows", type=int, default=192)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != "fournee_by_prefix"])
+    parser.add_argument("--rows", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2", help="a model file of conf/model/")

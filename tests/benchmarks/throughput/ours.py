@@ -1,4 +1,4 @@
-"""Our batch job, as its command runs it."""
+"""Our batch job, as its command runs it: `python -m … rows measured [override ...]`."""
 
 import subprocess
 import sys
@@ -22,18 +22,8 @@ def main() -> None:
     lengths = ["input.sampling_column=sampling", "sampling.ignore_eos=true"]
     model = [f"model={settings.model}", f"model.max_model_len={settings.max_model_len}"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "jobs.cli",
-            "batch",
-            f"output.path={folder}/run",
-            *rows,
-            *lengths,
-            *model,
-            *cpu,
-            *options,
-        ]
+        job = [sys.executable, "-m", "jobs.cli", "batch", f"output.path={folder}/run"]
+        command = [*job, *rows, *lengths, *model, *cpu, *options, *sys.argv[3:]]
         subprocess.run(command, check=True)
         columns = ["num_prompt_tokens", "num_output_tokens", "arrived_at", "ttft_s", "generation_s"]
         answers = ds.dataset(f"{folder}/run/results").to_table(columns=columns)

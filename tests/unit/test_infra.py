@@ -1,0 +1,319 @@
+"""What is in infra/ besides the manifests: image, launcher, scripts and alerts are well formed, and their commands compose."""
+
+import ast
+import fnmatch
+import json
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from pipelines.compose import compose_settings, conf_folder
+from pipelines.metrics import OF_RUN, OF_WORKER
+from pipelines.parse import parse_config, parse_history, parse_submit
+from tests.unit.manifests import INFRA, OVERLAYS, ROOT, on_a_day, rendered, tool
+
+SCRIPTS = (INFRA / "slurm/fournee.sbatch", INFRA / "cron/nightly.sh")
+LAUNCHERS = sorted((INFRA / "launcher").glob("*.yaml"))
+DOCKERFILE = (INFRA / "Dockerfile").read_text(encoding="utf-8")
+ALERTS = INFRA / "k8s/base/alerts.yaml"
+PAGE = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+# What the alerts take from others: the operator's, as its reference names them, each with the labels that we use.
+OPERATOR = {"kuberay_job_deployment_status", "kuberay_service_condition_ready"}
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# Every file.
+
+
+def test_every_yaml_is_checked_by_a_test() -> None:
+    """In conf/ by test_conf.py, in infra/k8s by test_kubernetes.py, the rest here and in test_metrics.py."""
+    tops = [ROOT / name for name in ("conf", "infra", "docs", "tests", "jobs", "pipelines")]
+    found = {path for top in tops for pattern in ("*.yaml", "*.yml") for path in top.rglob(pattern)}
+    found |= {*ROOT.glob("*.y*ml"), *ROOT.glob(".*.y*ml")}
+    known = {*conf_folder().rglob("*.yaml"), *(INFRA / "k8s").rglob("*.yaml"), *LAUNCHERS}
+    known |= {INFRA / "prometheus/prometheus.yml", INFRA / "prometheus/alerts_test.yml"}
+    assert not found - known, "checked by no test"
+
+
+def test_every_file_begins_with_what_it_is_and_how_it_is_applied() -> None:
+    made = {"Dockerfile", "crontab", "sbatch", "sh", "yaml", "yml", "py"}
+    for path in (path for path in INFRA.rglob("*") if path.is_file() and path.name.rpartition(".")[2] in made):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        first = next(line for line in lines if not line.startswith(("#!", "# @package", "# fournee ")))
+        assert first.startswith(("# ", '"""')) and len(first) > 60, path
+        assert max(map(len, lines)) <= 128, path
+
+
+# The image.
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    assert run(tool("hadolint"), INFRA / "Dockerfile") == ""
+
+
+def stages() -> dict[str, list[str]]:
+    """The instructions of each stage of the Dockerfile, joined over lines."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+    blocks = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    return {block.splitlines()[0].rpartition(" AS ")[2]: block.splitlines() for block in blocks}
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_an_image_runs_as_nobody_in_particular_and_keeps_the_project_above_the_packages(target: str) -> None:
+    base, *steps = [line for line in stages()[target] if line]
+    assert base.startswith("base AS")
+    assert [step for step in steps if step.startswith("USER")] == ["USER 1000:1000"]
+    order = [next(n for n, step in enumerate(steps) if word in step) for word in (f"packages-{target}", "from=wheel")]
+    assert order == sorted(order), "a change of the project must not rebuild the packages"
+    assert "COPY . " not in "\n".join(stages()[f"packages-{target}"])
+
+
+def test_what_the_image_is_made_of_is_pinned_as_in_the_makefile() -> None:
+    assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+ AS base$", DOCKERFILE, re.MULTILINE)
+    (uv,) = set(re.findall(r"uv==(\S+)", DOCKERFILE))
+    assert f"uv=={uv}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    (hatchling,) = re.findall(r"hatchling==(\S+)", DOCKERFILE)
+    assert f"hatchling=={hatchling} " in (INFRA / "requirements-cpu.lock").read_text(encoding="utf-8")
+    assert not re.search(r"(ARG|ENV).*(TOKEN|SECRET|PASSWORD|KEY)", DOCKERFILE)
+    assert all(name in DOCKERFILE for name in ("RAY_USAGE_STATS_ENABLED=0", "VLLM_NO_USAGE_STATS=1"))
+
+
+def pins(lock: str) -> dict[str, str]:
+    text = (INFRA / lock).read_text(encoding="utf-8")
+    blocks = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert all("--hash=sha256:" in block for block in blocks)
+    return dict(re.match(r"([\w.-]+)==([^ +]+)", block).groups() for block in blocks)  # type: ignore[union-attr]
+
+
+def test_the_images_get_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    gpu, cpu, tests = pins("image-gpu.lock"), pins("image-cpu.lock"), pins("requirements-cpu.lock")
+    exact = [one for extra in ("gpu", "cpu", "smollm2") for one in project["optional-dependencies"][extra]]
+    for name, pinned in (re.match(r"([\w-]+)[^=]*==(\S+)", one).groups() for one in exact if "==" in one):  # type: ignore[union-attr]
+        assert {lock[name] for lock in (gpu, tests) if name in lock} == {pinned}, name
+    asked = {re.split(r"[\[<>=]", one)[0] for one in project["dependencies"]}
+    assert asked <= set(gpu) and asked <= set(cpu)
+    assert not [name for name in cpu if name in tests and cpu[name] != tests[name]], "the image is what the tests test"
+    assert not {"pytest", "mypy", "ruff"} & (set(gpu) | set(cpu)), "tools of the tests"
+
+
+def test_the_build_gets_the_package_and_the_locks_and_nothing_else() -> None:
+    first, *patterns = (line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#")
+    assert first == "*"
+    let_in = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    tracked = {path.name for path in ROOT.iterdir()} - {".venv"}
+    assert {name for name in tracked if any(fnmatch.fnmatch(name, one) for one in let_in)} == {
+        "pyproject.toml", "README.md", "LICENSE", "conf", "pipelines", "jobs",
+    }  # fmt: skip
+    needed = re.findall(r"infra/[\w.-]+", "\n".join(line for line in DOCKERFILE.splitlines() if line.startswith("COPY infra")))
+    assert needed and all((ROOT / one).is_file() and any(fnmatch.fnmatch(one, pattern) for pattern in let_in) for one in needed)
+
+
+# Launcher, Slurm, cron, Airflow.
+
+
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
+def test_rays_launcher_takes_its_file(path: Path) -> None:
+    spec = find_spec("ray")
+    assert spec is not None and spec.submodule_search_locations is not None
+    schema = Path(spec.submodule_search_locations[0]) / "autoscaler/ray-schema.json"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    jsonschema.validate(config, json.loads(schema.read_text(encoding="utf-8")))
+    kinds = config["available_node_types"]
+    assert config["head_node_type"] in kinds and "GPU" not in kinds[config["head_node_type"]]["resources"]
+    assert {name for name, kind in kinds.items() if "SPOT" in json.dumps(kind).upper()} == {"spot"}
+    assert all(kind.get("min_workers", 0) == 0 for kind in kinds.values()), "an idle cluster costs its head alone"
+    for name in ("head", "worker"):
+        _, start = config[f"{name}_start_ray_commands"]
+        assert "RAY_AUTH_MODE=token" in start and "RAY_USAGE_STATS_ENABLED=0" in start
+    assert "infra/image-gpu.lock" in json.dumps(config["setup_commands"])
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path: Path) -> None:
+    assert run(tool("shellcheck"), path) == ""
+
+
+def test_cron_calls_a_script_that_exists_with_a_day() -> None:
+    lines = (INFRA / "cron/fournee.crontab").read_text(encoding="utf-8").splitlines()
+    (entry,) = (line for line in lines if re.match(r"[\d*]", line))
+    *when, command = entry.split(maxsplit=5)
+    assert when == ["0", "1", "*", "*", "*"]
+    assert r'"$(date -u +\%F)"' in command and "%F" not in command.replace(r"\%F", ""), "a bare % is a new line to cron"
+    (script,) = re.findall(r"infra/\S+", command)
+    assert (ROOT / script).stat().st_mode & 0o111
+    assert "flock -n" in command
+
+
+class Operator:
+    """Stands for Airflow's: it notes what it was given."""
+
+    known: dict[str, dict[str, Any]]
+
+    def __init__(self, **given: Any) -> None:
+        self.known[given["task_id"]] = given
+        self.name = given["task_id"]
+
+    def __rshift__(self, other: "Operator") -> None:
+        self.known[other.name]["after"] = self.name
+
+
+class Dag:
+    """Stands for Airflow's."""
+
+    given: dict[str, Any]
+
+    def __init__(self, **given: Any) -> None:
+        Dag.given = given
+
+    def __enter__(self) -> "Dag":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def airflow_commands(patch: pytest.MonkeyPatch) -> list[str]:
+    Operator.known = {}
+    for name, content in (
+        ("airflow", {}), ("airflow.sdk", {"DAG": Dag}), ("airflow.providers", {}), ("airflow.providers.standard", {}),
+        ("airflow.providers.standard.operators", {}), ("airflow.providers.standard.operators.bash", {"BashOperator": Operator}),
+    ):  # fmt: skip
+        module = ModuleType(name)
+        vars(module).update(content)
+        patch.setitem(sys.modules, name, module)
+    runpy.run_path(str(INFRA / "airflow/fournee_nightly.py"))
+    return [str(given["bash_command"]) for given in Operator.known.values()]
+
+
+def test_airflow_runs_one_night_at_a_time_and_looks_at_it_after() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        assert len(airflow_commands(patch)) == 2
+    assert Dag.given["max_active_runs"] == 1
+    assert Operator.known["check"]["after"] == "batch"
+    tree = ast.parse((INFRA / "airflow/fournee_nightly.py").read_text(encoding="utf-8"))
+    logic = (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.Try, ast.Lambda)
+    assert not [node for node in ast.walk(tree) if isinstance(node, logic)], "a declaration, no logic"
+
+
+# Commands.
+
+
+def page_lines() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def commands() -> list[str]:
+    """All that call `fournee`, wherever they stand; those of the manifests are in test_kubernetes.py."""
+    lines = [line for path in SCRIPTS for line in path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()]
+    with pytest.MonkeyPatch.context() as patch:
+        lines += airflow_commands(patch)
+    found = [line.strip().removesuffix("&") for line in (*lines, *page_lines()) if line.strip().startswith("fournee ")]
+    return [re.sub(r"\s+", " ", line) for line in found]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_composes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_conf/experiment").mkdir(parents=True)
+    shutil.copy(conf_folder() / "experiment/nightly.yaml", tmp_path / "my_conf/experiment")
+    monkeypatch.chdir(tmp_path)
+    _, job, *words = on_a_day(command)
+    if job == "submit":
+        parse_submit(compose_settings("submit", words[: words.index("--")]))
+        job, *words = words[words.index("--") + 1 :]
+        words = ["cluster=job", *words]  # as `fournee submit` does
+    if job == "history":
+        assert words[0] == "check" and parse_history(compose_settings("history", words[2:]))
+        return
+    assert (job, words.index("--config-dir")) in (("batch", 0), ("batch", 1))
+    folder = words.pop(words.index("--config-dir") + 1)
+    words.remove("--config-dir")
+    config = parse_config(compose_settings("batch", words, folder))
+    assert config.cluster.address == "auto" and config.experiment == "nightly"
+    assert config.output.path is not None and config.output.path.endswith("2026-11-30")
+
+
+def test_what_is_stopped_on_slurm_has_the_time_to_drain() -> None:
+    script = (INFRA / "slurm/fournee.sbatch").read_text(encoding="utf-8")
+    (warned_s,), (drain_s,) = re.findall(r"--signal=B:TERM@(\d+)", script), re.findall(r"cluster\.drain_s=(\d+)", script)
+    assert int(drain_s) < int(warned_s)
+    nodes, gpus, workers = (
+        int(re.findall(pattern, script)[0])
+        for pattern in (r"#SBATCH --nodes=(\d+)", r"\ngpus=(\d+)", r"cluster\.workers=(\d+)")
+    )
+    assert nodes * gpus == workers and f"--gpus-per-node={gpus}" in script
+
+
+def test_the_page_names_what_there_is() -> None:
+    known = ("docker ", "helm ", "kubectl ", "export ", "fournee ", "ray ", "sbatch ", "crontab ")
+    assert not [line for line in page_lines() if not line.startswith(known)]
+    for line in page_lines():
+        words = shlex.split(re.sub(r'"\$\(.*?\)"', "x", line))
+        assert all((ROOT / word).exists() for word in words if word.startswith("infra/")), line
+        if words[0] == "docker" and "--target" in words:
+            assert words[words.index("--target") + 1] in stages()
+    names = {(one["kind"].lower(), one["metadata"]["name"]) for overlay in OVERLAYS for one in rendered(overlay)}
+    patched = [words[words.index("patch") + 1 :][:2] for words in map(shlex.split, page_lines()) if "patch" in words]
+    assert patched and all(tuple(one) in names for one in patched)
+    for kind, secret in re.findall(r"create (secret) generic (\S+)", PAGE):
+        assert kind and secret in str(rendered("prod")), secret
+
+
+# Alerts.
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The rules as a file of Prometheus' own, cut out as the manifest says."""
+    text = run("sed", "1,/^spec:/d", ALERTS)
+    (tmp_path / "alerts.yml").write_text(text, encoding="utf-8")
+    return tmp_path / "alerts.yml"
+
+
+def alerts() -> list[dict[str, Any]]:
+    loaded = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+    assert (loaded["apiVersion"], loaded["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    return [rule for group in loaded["spec"]["groups"] for rule in group["rules"]]
+
+
+def test_prometheus_takes_the_rules(rules: Path) -> None:
+    assert f"{len(alerts())} rules found" in run(tool("promtool"), "check", "rules", rules)
+
+
+def test_each_alert_fires_when_it_should_and_is_silent_when_not(rules: Path) -> None:
+    played = shutil.copy(INFRA / "prometheus/alerts_test.yml", rules.parent)
+    run(tool("promtool"), "test", "rules", Path(played))
+    cases = yaml.safe_load(Path(played).read_text(encoding="utf-8"))["tests"]
+    expected = [(one["alertname"], bool(one["exp_alerts"])) for case in cases for one in case["alert_rule_test"]]
+    assert set(expected) == {(rule["alert"], fires) for rule in alerts() for fires in (True, False)}
+
+
+def test_alerts_ask_for_metrics_and_labels_that_exist() -> None:
+    ours = {name: metric for metric in (*OF_WORKER, *OF_RUN.values()) for name in metric.exported}
+    for rule in alerts():
+        names = set(re.findall(r"\b(?:ray|kuberay|kube)_\w+", rule["expr"]))
+        assert names and names <= {*ours, *OPERATOR}, rule["alert"]
+        tags = {"run", "model", "experiment", *(tag for name in names & set(ours) for tag in ours[name].tags)}
+        allowed = tags if names & set(ours) else {"namespace", "name", "deployment_status", "condition"}
+        by = {label.strip() for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for label in group.split(",")}
+        chosen = set(re.findall(r"(\w+)\s*=~?\s*\"", rule["expr"]))
+        assert by | chosen <= allowed, rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical") and {"summary", "remedy"} == set(rule["annotations"])

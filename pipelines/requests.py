@@ -40,7 +40,8 @@ class RequestBuilder:
     def build(self, row: Mapping[str, Any], *, key: str, row_number: int, attempt: int) -> Request:
         """Return the request of a row; its number is that in the whole input; raises RowError."""
         try:
-            row = {**row, **{name: without_nulls(row[name]) for name in self._filled if name in row}}
+            if self._filled:
+                row = {**row, **{name: without_nulls(row[name]) for name in self._filled if name in row}}
             return self._build(row, key, (row_number, attempt))
         except RecursionError:
             raise RowError(ErrorKind.INVALID_REQUEST, "the row is nested too deeply") from None

@@ -166,9 +166,9 @@ class Settled:
     @property
     def flags(self) -> list[Flag]:
         """What is worth knowing about the row all the same."""
-        flags = [] if self.request is None else list(self.request.flags)
-        if self.answer is not None and self.answer.num_truncated_tokens:
+        flags, answer = [] if self.request is None else list(self.request.flags), self.answer
+        if answer is not None and answer.num_truncated_tokens:
             flags.append(Flag.PROMPT_TRUNCATED)
-        if self.answer is not None and self.answer.completions[0].filtered_by is not None:
+        if answer is not None and answer.completions[0].filtered_by is not None:
             flags.append(Flag.FILTERED)
         return flags

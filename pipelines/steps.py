@@ -6,6 +6,7 @@ post-processed, which a row may fail too) and committed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import is_not
 from typing import Any
 
 import pyarrow as pa
@@ -157,9 +158,9 @@ class Steps:
             outcome = entry.error or next(coming)
             if isinstance(outcome, Answer) and entry.request is not None:
                 sampling = entry.request.sampling
-                outcome = replace(
-                    outcome, completions=[self._postprocessor.apply(one, sampling) for one in outcome.completions]
-                )
+                made = [self._postprocessor.apply(one, sampling) for one in outcome.completions]
+                if any(map(is_not, made, outcome.completions)):  # a copy of an answer costs as much as all else here
+                    outcome = replace(outcome, completions=made)
             settled.append(Settled(entry.request, outcome))
         return settled
 

@@ -55,18 +55,19 @@ class EchoEngine:
         text, num_removed = _text_of(request.prompt), 0
         answer = 1 if self._prompt.too_long == "fail" else request.sampling.max_tokens
         limit = min(self._config.max_model_len - answer, self._prompt.max_tokens or self._config.max_model_len)
-        num_tokens = len(text.split())
-        if num_tokens > limit:
+        words = text.split()
+        if len(words) > limit:
             if self._prompt.too_long == "fail" or limit < 1:
                 raise RowError(
                     ErrorKind.PROMPT_TOO_LONG,
-                    f"the prompt has {num_tokens} tokens; engine.max_model_len={self._config.max_model_len} allows {limit}",
+                    f"the prompt has {len(words)} tokens; engine.max_model_len={self._config.max_model_len} allows {limit}",
                 )
             prompt, num_removed = truncate(request.prompt, self._prompt.too_long, limit=limit, spans=_spans, count=_count)
             text = _text_of(prompt)
+            words = text.split()
         refuse, die, hang = self._config.refuse_text, self._config.die_text, self._config.hang_text
         return _Prepared(
-            words=text.split(),
+            words=words,
             max_tokens=request.sampling.max_tokens,
             n=request.sampling.n,
             num_truncated_tokens=num_removed,

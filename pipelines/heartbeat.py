@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -21,6 +22,8 @@ from pipelines.statistics import Age, Origin
 from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
+
+_READ_THREADS = 32  # one after the other, the files of 200 workers took seven seconds at 30 ms for each request
 
 
 class Heartbeat:
@@ -168,5 +171,6 @@ def _name(beat: dict[str, Any]) -> str:
 
 
 def _beats(run: Folder, prefix: str) -> list[dict[str, Any]]:
-    names = [name for name in run.names(ATTEMPTS) if name.startswith(prefix)]
-    return [json.loads(run.read(f"{ATTEMPTS}/{name}")) for name in names]
+    names = [f"{ATTEMPTS}/{name}" for name in run.names(ATTEMPTS) if name.startswith(prefix)]
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        return [json.loads(content) for content in pool.map(run.read, names)]

@@ -22,7 +22,7 @@ from pipelines.statistics import latencies_of
 from pipelines.storage import Folder
 from pipelines.timeline import Timeline, TimelineCounter
 
-_READ_THREADS = 16
+_READ_THREADS = 32  # each holds a part of which it may have read more than it needs
 _PARTS_AHEAD = 2 * _READ_THREADS  # that many are in memory at once
 _ROWS_AT_ONCE = 20_000  # counted together: a table costs 2 ms, however few rows it has
 _NUM_NOTABLE = 10

@@ -23,9 +23,10 @@ from pipelines.meter import Meter, SpendingLimit
 from pipelines.metrics import RunMetrics, run_tags
 from pipelines.model import check_chat_template, pinned_revision
 from pipelines.parts import committed, failures
-from pipelines.placement import Placement
+from pipelines.placement import Placement, cache_block_size
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
+from pipelines.prefix_plan import order_by_prefix
 from pipelines.preflight import check_space, check_writable
 from pipelines.progress import Pace, progress
 from pipelines.requests import RequestBuilder
@@ -83,9 +84,9 @@ def open_plan(config: BatchConfig, sources: list[Source], folder: Folder) -> Pla
 
 
 def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Plan:
-    """Cut the input into batches."""
+    """Cut the input into batches, of rows in the order that the settings ask for."""
     needed = [*RequestBuilder(config).columns, *([config.input.id_column] if config.input.id_column else [])]
-    return make_plan(
+    plan = make_plan(
         config.input,
         sources,
         needed,
@@ -93,6 +94,7 @@ def plan_input(config: BatchConfig, sources: list[Source], folder: Folder) -> Pl
         rows_per_batch=config.engine.rows_per_batch,
         num_workers=config.cluster.max_workers or config.cluster.workers,
     )
+    return order_by_prefix(config, plan, folder, cache_block_size(config)) if config.input.order == "by_prefix" else plan
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ def estimate(config: EstimateConfig, story: Story = run_batch) -> Estimate:
     earlier = _earlier_pace(config)
     sources = list_sources(config.input)
     with tempfile.TemporaryDirectory() as spool:
-        plan = plan_input(config, sources, Folder(spool))
+        as_is = config.model_copy(update={"input": config.input.model_copy(update={"order": "as_is"})})
+        plan = plan_input(as_is, sources, Folder(spool))  # rows are drawn at random, whatever order they will come in
         num_rows = plan.num_rows
         prompts = count_prompts(config, plan)
         pace = earlier

@@ -30,6 +30,7 @@ MUCH_LOST = 0.05
 LONG_SHARED_TOKENS = 64  # of a system prompt: vLLM caches blocks of 16, so little can be saved on a shorter one
 CHARACTERS_PER_TOKEN = 4  # of English prose, roughly
 LOW_CACHE = 0.5  # of the tokens that could have come from the cache
+FEW_HITS = 0.8  # of those that the order by prefix should have brought; each worker and each resume begins with an empty cache
 
 
 def find(summary: Summary, batches: pa.Table, workers: pa.Table) -> dict[str, str]:
@@ -41,6 +42,7 @@ def find(summary: Summary, batches: pa.Table, workers: pa.Table) -> dict[str, st
         "engine not full": lambda: _concurrency(summary, batches, workers),
         "engine too narrow": lambda: _roofline(summary),
         "prefix cache": lambda: _cache(summary),
+        "prefix order": lambda: _order(summary),
         "lost time": lambda: _lost(summary),
         "loading": lambda: _loading(summary),
         "idle time": lambda: _idle(summary),
@@ -132,6 +134,20 @@ def _cache(summary: Summary) -> str | None:
     return (
         f"{share:.0%} of the prompts' tokens came from the prefix cache, where the shared prompt.system makes up about "
         f"{possible:.0%}: {remedy}."
+    )
+
+
+def _order(summary: Summary) -> str | None:
+    hits, engine = summary.prefix_hits, summary.record["engine"] or {}
+    if hits is None or not hits.is_ordered or not engine.get("enable_prefix_caching"):
+        return None
+    expected = hits.predicted * summary.num_ok / summary.num_rows
+    if summary.num_cached_tokens >= FEW_HITS * expected:
+        return None
+    return (
+        f"input.order=by_prefix brought {summary.num_cached_tokens:,} tokens from the prefix cache where {expected:,.0f} were "
+        "predicted: the cache did not hold one prefix until its last row, so give it more memory "
+        "(engine.kwargs.gpu_memory_utilization, engine.cpu_kv_cache_gib), or lower engine.kwargs.max_num_seqs."
     )
 
 

@@ -5,7 +5,6 @@ Ids are compared as the text that they are carried as: the text "1" and the numb
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pipelines.errors import ConfigError, RowError
 from pipelines.readers import read_batches
 from pipelines.readers.jsonl import as_text
 from pipelines.rows import Batch, Block
-from pipelines.sources import is_bad_file
+from pipelines.sources import read_each
 from pipelines.suggest import shown
 
 _DIGEST_BYTES = 16  # among a billion ids, two share a digest with a probability of 1e-21
@@ -65,25 +64,10 @@ def _ids(block: Block, column: str) -> Iterator[tuple[int, str | None]]:
 
 def _blocks(config: InputConfig, batches: pa.Table, column: str) -> Iterator[tuple[Batch, Block]]:
     """Read the ids batch by batch; batches in a damaged part of a file are left out, if the settings allow it."""
-    for _, lines in groupby(batches.to_pylist(), key=lambda line: line["source"]):
-        left = [Batch(**line) for line in lines]
-        while left:
-            done = 0
-            try:
-                for block in read_batches(config, left, [column], pa.schema([])):
-                    yield left[done], block
-                    done += 1
-            except Exception as error:
-                if not is_bad_file(error):
-                    raise
-                bad = left[done]
-                if config.on_bad_file == "fail":
-                    raise ConfigError(
-                        f"{bad.source}, rows from {bad.first_row}, cannot be read: {error}; "
-                        "put the file right, or set input.on_bad_file=skip"
-                    ) from None
-                done += 1
-            left = left[done:]
+    lines = (Batch(**line) for line in batches.to_pylist())
+    for batch, block in read_each(lines, config, lambda some: read_batches(config, some, [column], pa.schema([]))):
+        if block is not None:
+            yield batch, block
 
 
 def _repeats(digests: np.ndarray) -> tuple[int, list[tuple[int, int]]]:

@@ -1,6 +1,6 @@
 """Write a finished run's results as OpenAI's batch API does: `openai/output.jsonl` and `openai/errors.jsonl`.
 
-A row is in exactly one of the two, in the order of the input. Where vLLM knows more than OpenAI's format can say, the
+A row is in exactly one of the two, in the order of the plan. Where vLLM knows more than OpenAI's format can say, the
 format wins, and never so that a cut answer looks whole; the columns of `results/` say it all.
 """
 

@@ -92,7 +92,7 @@ def result_table(
     first = [answer and answer.completions[0] for answer in answers]
     columns: dict[str, Sequence[Any]] = {
         "id": ids,
-        "source": [batch.source] * len(settled),
+        "source": block.sources_in(batch),
         "source_row": block.source_rows,
         "status": ["ok" if error is None else "failed" for error in errors],
         "prompt_kind": [r and ("text" if isinstance(r.prompt, str) else "chat") for r in requests],

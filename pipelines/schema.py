@@ -39,13 +39,16 @@ _SHARE = pa.struct(
 PLAN = pa.schema(
     [
         pa.field("batch_id", pa.int64(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),  # the input file, as the results name it
+        # The input file, as the results name it; of rows that were put into another order the copy of them, as `spooled` does.
+        pa.field("source", pa.string(), nullable=False),
         pa.field("spooled", pa.string()),  # the Parquet copy to read instead, where the source has no positions
         pa.field("source_bytes", pa.int64(), nullable=False),
         pa.field("source_version", pa.string(), nullable=False),  # etag or modification time
         pa.field("first_row", pa.int64(), nullable=False),  # within the source; JSONL counts lines
         pa.field("num_rows", pa.int64(), nullable=False),
-        pa.field("rows_before", pa.int64(), nullable=False),  # of the whole input, before this batch
+        pa.field(
+            "rows_before", pa.int64(), nullable=False
+        ),  # of the whole input, before this batch; of an ordered copy, of the plan
         pa.field("first_byte", pa.int64()),
         pa.field("num_bytes", pa.int64()),
         pa.field("row_group", pa.int64()),  # the Parquet row group of the first row

@@ -33,11 +33,15 @@ class BatchSize:
         finer = f", {self.num_last_rows:,} for the last {self.num_rows_near_end:,} rows" if self.num_rows_near_end else ""
         return f"{self.num_rows:,}{finer} ({self.why})"
 
+    def at(self, num_left: int) -> int:
+        """How many rows the next batch has, when so many rows of the input are left."""
+        return self.num_rows if num_left > self.num_rows_near_end else self.num_last_rows
+
     def cut(self, num_rows: int, num_left: int) -> Iterator[int]:
         """Cut the rows of one source, when so many rows of the input are left, these included."""
         end = num_left - num_rows
         while num_left > end:
-            size = min(self.num_rows if num_left > self.num_rows_near_end else self.num_last_rows, num_left - end)
+            size = min(self.at(num_left), num_left - end)
             yield size
             num_left -= size
 

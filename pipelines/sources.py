@@ -5,10 +5,11 @@ import lzma
 import os.path
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
@@ -21,6 +22,8 @@ from pipelines.rows import Batch
 from pipelines.storage import file_system
 
 _WILDCARD = re.compile(r"[*?[]")
+T = TypeVar("T")
+
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
@@ -55,6 +58,32 @@ def is_bad_file(error: Exception) -> bool:
     if type(error) is OSError:  # Arrow's word for damage; network libraries have subclasses, the system has an errno
         return error.errno is None
     return isinstance(error, EOFError | UnicodeError | FileNotFoundError | zlib.error | lzma.LZMAError)
+
+
+def read_each(
+    batches: Iterable[Batch], config: InputConfig, read: Callable[[Sequence[Batch]], Iterator[T]]
+) -> Iterator[tuple[Batch, T | None]]:
+    """Read batches one by one; None in the place of one that is damaged. `read` is given neighbours of one source, so that
+    it decodes the source once.
+
+    Raises ConfigError for the first that is damaged, unless the settings allow to leave it out.
+    """
+    for _, group in groupby(batches, key=lambda batch: batch.source):
+        left = list(group)
+        while left:
+            try:
+                for found in read(tuple(left)):
+                    yield left.pop(0), found
+            except Exception as error:
+                if not is_bad_file(error):
+                    raise
+                batch = left.pop(0)
+                if config.on_bad_file == "fail":
+                    raise ConfigError(
+                        f"{batch.source}, rows from {batch.first_row}, cannot be read: {error}; "
+                        "put the file right, or set input.on_bad_file=skip"
+                    ) from None
+                yield batch, None
 
 
 def check_unchanged(batch: Batch) -> None:

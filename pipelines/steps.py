@@ -123,6 +123,8 @@ class Steps:
                 if not is_bad_file(error):
                     raise
                 batch = left.pop(0)
+                if batch.is_ordered:  # which rows it held, nothing else says
+                    raise RunFailed(f"{batch.source}, the run's own copy, cannot be read: {error}; put it back") from None
                 if self._config.input.on_bad_file == "fail":
                     raise RunFailed(
                         f"{batch.source}, rows from {batch.first_row}, cannot be read: {error}; "
@@ -143,7 +145,7 @@ class Steps:
             request = self._requests.build(
                 row,
                 key=request_key(work.batch, place),
-                row_number=work.batch.rows_before + place,
+                row_number=work.block.number_of(work.batch, index),
                 attempt=1 + work.attempts_before(place),
             )
             return Entry(request, self._engine.prepare(request))
@@ -183,8 +185,8 @@ class Steps:
 
     def _ids(self, batch: Batch, block: Block) -> Iterator[str | None]:
         """Each row's id as text: from its column, else its number in the whole input."""
-        for place, row in zip(block.places, block.rows, strict=True):
+        for index, row in enumerate(block.rows):
             if self._id_column is None:
-                yield str(batch.rows_before + place)
+                yield str(block.number_of(batch, index))
             else:
                 yield None if isinstance(row, RowError) else as_text(row.get(self._id_column))

@@ -138,6 +138,7 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         finish_reasons=_counts(batches["finish_reasons"]),
         num_prompt_tokens=num_prompt,
         num_cached_tokens=tokens.cached,
+        prefix_hits=plan.prefix_hits,
         num_output_tokens=num_output,
         num_generated_tokens=int(_sum(workers, "num_generated_tokens")),
         num_batches=len(batches),

@@ -8,6 +8,7 @@ from pipelines.costs import Costs
 from pipelines.engine_use import EngineUse
 from pipelines.errors import ConfigError, ExitCode
 from pipelines.histograms import Quantiles
+from pipelines.prefix_order import PrefixHits
 from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.storage import Folder
 
@@ -36,6 +37,8 @@ class Summary(BaseModel):
     finish_reasons: dict[str, int]
     num_prompt_tokens: int
     num_cached_tokens: int
+    prefix_hits: PrefixHits | None = None
+    """With `input.order=by_prefix`: how many cached tokens there should be, in the order of the input and in that by prefix."""
     num_output_tokens: int
     num_generated_tokens: int
     """Every token that came out of an engine, also those of failed rows and of lost work."""

@@ -158,6 +158,12 @@ class BatchConfig(Strict):
                         f"input.{name}_column={shown(column)} has no effect: the request bodies of input.request_column say "
                         "that themselves; set it to null"
                     )
+        caches = not isinstance(self.engine, VllmEngineConfig) or self.engine.kwargs.get("enable_prefix_caching") is not False
+        if self.input.order == "by_prefix" and not caches:
+            raise ValueError(
+                "input.order=by_prefix has no effect without a prefix cache, but engine.kwargs.enable_prefix_caching=false; "
+                "set that to true, or input.order=as_is"
+            )
         if self.input.messages_column is not None and self.prompt.kind == "raw":
             column = shown(self.input.messages_column)
             raise ValueError(f"input.messages_column={column} holds conversations and needs prompt.kind=chat")

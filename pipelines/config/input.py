@@ -30,6 +30,8 @@ class AnyInput(Strict):
     """Input columns to copy into the results."""
     limit: PositiveInt | None
     """Only the first so many rows."""
+    order: Literal["as_is", "by_prefix"]
+    """The order in which rows are answered; `by_prefix` puts those whose prompts begin alike one after the other."""
     on_bad_file: Literal["fail", "skip"]
     """What to do with a file that cannot be read: refuse the input, or note it in the run and end with exit code 3."""
 

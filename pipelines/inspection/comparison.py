@@ -1,6 +1,5 @@
 """Compare the answers of two runs row by row, whatever their batches are."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from pipelines.inspection import WrittenRun, row_of
 from pipelines.parts import part_name
 
 _ROWS_AT_ONCE = 4096  # of the first run, or one batch where that has more; of the second the batches that hold them
+_ORDERED_ROWS_AT_ONCE = 2**16  # where these may be any
+_PARTS_AT_ONCE = 256
 _THREADS = 16
 _PLACE = ["source", "source_row"]
 _TEXTS = ["text", "tool_calls", "parsed"]
@@ -61,15 +62,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Starts:
-    """Where the committed batches of one source begin, in order."""
+    """Where the committed batches of one source begin, in order; where its rows were put into another order, each of them."""
 
-    first_row: list[int]
-    batch_id: list[int]
+    first_row: npt.NDArray[np.int64]
+    batch_id: npt.NDArray[np.int64]
 
-    def of_batches_with(self, first: int, last: int) -> list[int]:
-        """The batches that may hold rows from `first` to `last`."""
-        begin = max(0, bisect_right(self.first_row, first) - 1)
-        return self.batch_id[begin : bisect_right(self.first_row, last)]
+    def of_batches_with(self, rows: npt.NDArray[np.int64]) -> set[int]:
+        """The batches that may hold some rows."""
+        places = np.searchsorted(self.first_row, rows, side="right") - 1
+        return set(np.unique(self.batch_id[places[places >= 0]]).tolist())
 
 
 def compare(run: WrittenRun, other: WrittenRun, *, limit: int) -> Comparison:
@@ -101,37 +102,51 @@ def compare(run: WrittenRun, other: WrittenRun, *, limit: int) -> Comparison:
 def _pairs(run: WrittenRun, other: WrittenRun) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The rows that both runs have, side by side, some at a time.
 
-    Both plans go through a source in its order, so the other run's parts pass by once, and few are in memory.
+    Where both plans go through a source in its order, the other run's parts pass by once, and few are in memory. Where one
+    does not, each may hold rows of any, so more rows are compared at a time, and the other's parts pass by seldom.
     """
-    starts = _starts(other)
+    is_ordered = run.plan.is_ordered or other.plan.is_ordered
     kept: dict[int, pa.Table] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for batch_ids in _groups(run, starts):
-            before = list(pool.map(lambda batch_id: _read(run, batch_id), batch_ids))
-            needed = sorted({batch_id for part in before for batch_id in _overlapping(starts, part)})
-            fresh = [batch_id for batch_id in needed if batch_id not in kept]
-            kept |= dict(zip(fresh, pool.map(lambda batch_id: _read(other, batch_id), fresh), strict=True))
-            kept = {batch_id: kept[batch_id] for batch_id in needed}
-            if kept:
-                yield _matched(pa.concat_tables(before), pa.concat_tables(kept.values()))
+        starts = _starts(other, pool)
+        for batch_ids in _groups(run, starts, _ORDERED_ROWS_AT_ONCE if is_ordered else _ROWS_AT_ONCE):
+            before = pa.concat_tables(pool.map(lambda batch_id: _read(run, batch_id), batch_ids))
+            needed = sorted(_overlapping(starts, before))
+            for first in range(0, len(needed), _PARTS_AT_ONCE):
+                some = needed[first : first + _PARTS_AT_ONCE]
+                fresh = [batch_id for batch_id in some if batch_id not in kept]
+                kept |= dict(zip(fresh, pool.map(lambda batch_id: _read(other, batch_id), fresh), strict=True))
+                kept = {batch_id: kept[batch_id] for batch_id in some}
+                yield _matched(before, pa.concat_tables(kept.values()))
 
 
-def _starts(run: WrittenRun) -> dict[str, _Starts]:
-    lists = [("first_row", "list"), ("batch_id", "list")]
-    sources = run.batches.group_by("source", use_threads=False).aggregate(lists).to_pylist()  # threads would mix the order
-    return {line["source"]: _Starts(line["first_row_list"], line["batch_id_list"]) for line in sources}
+def _starts(run: WrittenRun, pool: ThreadPoolExecutor) -> dict[str, _Starts]:
+    found = run.batches.select(["source", "first_row", "batch_id"])
+    if run.plan.is_ordered:
+        found = pa.concat_tables(pool.map(lambda batch_id: _places_in(run, batch_id), found["batch_id"].to_pylist()))
+    return {
+        source: _Starts(rows["first_row"].to_numpy(), rows["batch_id"].to_numpy())
+        for source, rows in _by_source(found.sort_by("first_row"))
+    }
 
 
-def _groups(run: WrittenRun, starts: Mapping[str, _Starts]) -> Iterator[list[int]]:
+def _places_in(run: WrittenRun, batch_id: int) -> pa.Table:
+    """Where each row of a part comes from, as if it were a batch."""
+    path = run.folder.path(part_name(batch_id))
+    part = pq.read_table(path, columns=_PLACE, filesystem=run.folder.arrow, partitioning=None)
+    return part.rename_columns(["source", "first_row"]).append_column("batch_id", pa.array(np.full(len(part), batch_id)))
+
+
+def _groups(run: WrittenRun, starts: Mapping[str, _Starts], num_rows_at_once: int) -> Iterator[list[int]]:
     """The committed batches of the sources that both runs have, so many at a time that they hold enough rows."""
     group, num_rows = [], 0
     columns = (run.batches[name].to_pylist() for name in ("source", "batch_id", "num_rows"))
     for source, batch_id, size in zip(*columns, strict=True):
-        if source not in starts:
+        if source not in starts and not run.plan.is_ordered:
             continue
         group.append(batch_id)
         num_rows += size
-        if num_rows >= _ROWS_AT_ONCE:
+        if num_rows >= num_rows_at_once:
             yield group
             group, num_rows = [], 0
     if group:
@@ -143,9 +158,22 @@ def _read(run: WrittenRun, batch_id: int) -> pa.Table:
     return pq.read_table(path, columns=["id", *_PLACE, *_SHOWN], filesystem=run.folder.arrow, partitioning=None)
 
 
-def _overlapping(starts: Mapping[str, _Starts], part: pa.Table) -> list[int]:
-    rows = part["source_row"]
-    return starts[part["source"][0].as_py()].of_batches_with(rows[0].as_py(), rows[-1].as_py())
+def _overlapping(starts: Mapping[str, _Starts], rows: pa.Table) -> set[int]:
+    return {
+        batch_id
+        for source, some in _by_source(rows.select(_PLACE))
+        if source in starts
+        for batch_id in starts[source].of_batches_with(some["source_row"].to_numpy())
+    }
+
+
+def _by_source(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each source, in their order."""
+    codes = rows["source"].combine_chunks().dictionary_encode()
+    by_source = np.argsort(codes.indices.to_numpy(), kind="stable")
+    sizes = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))
+    for source, start, size in zip(codes.dictionary.to_pylist(), np.cumsum(sizes) - sizes, sizes, strict=True):
+        yield source, rows.take(by_source[start : start + size])
 
 
 def _matched(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -87,13 +87,14 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
     """Yield the rows of neighbouring batches of one file's copy."""
     wanted = list(dict.fromkeys([*columns, *carried.names]))
     for batch, table in parquet.tables(batches, _stored(wanted)):
-        values = table.drop_columns(list(_OURS))
+        values = table.select([name for name in table.column_names if name.startswith(_COLUMN)])
         values = values.rename_columns([name.removeprefix(_COLUMN) for name in values.column_names])
-        rows = parquet.rows_of(values, columns, batch.first_row)
+        numbers = table["number"].to_pylist()
+        rows = parquet.rows_of(values, columns, numbers)
         for place, kind in enumerate(table["error_kind"].to_pylist()):
             if kind is not None:
                 rows[place] = RowError(ErrorKind(kind), table["error_message"][place].as_py())
-        yield Block(rows=rows, source_rows=table["number"].to_pylist(), carried=parquet.conform(values, carried))
+        yield Block(rows, numbers, parquet.conform(values, carried), **parquet.origins_of(batch, table))
 
 
 def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -22,6 +22,8 @@ from pipelines.storage import arrow_file_system, file_system
 SPOOL = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
 """The columns of a spooled file: its lines as they are, and their numbers."""
 
+_Lines = tuple[list[int], list[bytes], dict[str, list[Any]]]  # numbers, lines, and what a block says of their origins
+
 _CHUNK_BYTES = 16 * 2**20
 _PEEK_ROWS = 100  # rows looked at to know a file's keys
 _MAX_DEPTH = 200  # of a row's nesting: what Python reads at its own limit it cannot write any more
@@ -97,14 +99,14 @@ def outline(fs: Any, path: str, stride: int, limit: int | None) -> Outline:
 
 def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -> Iterator[Block]:
     """Yield the rows of neighbouring batches of one file."""
-    for numbers, lines in _lines(batches):
+    for numbers, lines, origins in _lines(batches):
         rows = [_parse(line, number) for number, line in zip(numbers, lines, strict=True)]
-        yield Block(rows=rows, source_rows=numbers, carried=_carry(rows, carried))
+        yield Block(rows, numbers, _carry(rows, carried), **origins)
 
 
 def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the lines of neighbouring batches as a spooled file holds them, whatever the columns."""
-    for numbers, lines in _lines(batches):
+    for numbers, lines, _ in _lines(batches):
         yield pa.table([pa.array(lines, pa.large_binary()), pa.array(numbers, pa.int64())], schema=SPOOL)
 
 
@@ -154,12 +156,12 @@ def _peek(head: bytes) -> pa.Schema:
     return pa.schema([(key, pa.string()) for key in keys])
 
 
-def _lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
-    """The numbers and the lines of each batch's rows."""
+def _lines(batches: Sequence[Batch]) -> Iterator[_Lines]:
+    """What each batch's rows are read from."""
     return _spooled_lines(batches) if batches[0].spooled else _plain_lines(batches)
 
 
-def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
+def _plain_lines(batches: Sequence[Batch]) -> Iterator[_Lines]:
     fs, path = file_system(batches[0].source)
     with fs.open(path, "rb") as file:
         for batch in batches:
@@ -169,12 +171,12 @@ def _plain_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[byt
             numbered = numbered[: batch.num_rows]
             if len(numbered) < batch.num_rows:
                 raise EOFError(f"{len(numbered)} rows from line {batch.first_row + 1} where {batch.num_rows} were expected")
-            yield [n for n, _ in numbered], [line for _, line in numbered]
+            yield [n for n, _ in numbered], [line for _, line in numbered], {}
 
 
-def _spooled_lines(batches: Sequence[Batch]) -> Iterator[tuple[list[int], list[bytes]]]:
-    for _, table in parquet.tables(batches, ["line", "number"]):
-        yield table["number"].to_pylist(), table["line"].to_pylist()
+def _spooled_lines(batches: Sequence[Batch]) -> Iterator[_Lines]:
+    for batch, table in parquet.tables(batches, ["line", "number"]):
+        yield table["number"].to_pylist(), table["line"].to_pylist(), parquet.origins_of(batch, table)
 
 
 def _parse(line: bytes, number: int) -> Row:

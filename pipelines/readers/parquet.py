@@ -14,6 +14,10 @@ from pipelines.rows import Batch, Block, Row
 from pipelines.storage import arrow_file_system, file_system
 
 DECODE_ROWS = 4096  # rows decoded at a time
+SOURCE, SOURCE_ROW, NUMBER = "fournee:source", "fournee:source_row", "fournee:number"
+ORIGIN = pa.schema([(SOURCE, pa.dictionary(pa.int32(), pa.string())), (SOURCE_ROW, pa.int64()), (NUMBER, pa.int64())])
+"""What an ordered copy says of each row: its source, its row there, and its number in the whole input."""
+
 BUFFER_BYTES = 8 * 2**20  # bytes read at a time: without it, a whole column of the row group is held in memory
 
 
@@ -62,11 +66,8 @@ def read(batches: Sequence[Batch], columns: Sequence[str], carried: pa.Schema) -
     reads those of all other row groups.
     """
     for batch, table in tables(batches, list(dict.fromkeys([*columns, *carried.names]))):
-        yield Block(
-            rows=rows_of(table, columns, batch.first_row),
-            source_rows=range(batch.first_row, batch.end_row),
-            carried=conform(table, carried),
-        )
+        numbers = table[SOURCE_ROW].to_pylist() if batch.is_ordered else range(batch.first_row, batch.end_row)
+        yield Block(rows_of(table, columns, numbers), numbers, conform(table, carried), **origins_of(batch, table))
 
 
 def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -76,8 +77,9 @@ def read_stored(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[pa
 
 
 def tables(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[Batch, pa.Table]]:
-    """Yield each batch with its rows of the given columns, those that the file has."""
+    """Yield each batch with its rows of the given columns, those that the file has; of an ordered copy with `ORIGIN`."""
     fs, path = file_system(batches[0].spooled or batches[0].source)
+    columns = [*columns, *ORIGIN.names] if batches[0].is_ordered else columns
     # Without its checksums, which not all writers add, damage in a page that is not compressed passes for data.
     options = {"buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
     with pq.ParquetFile(path, filesystem=arrow_file_system(fs), **options) as file:
@@ -94,6 +96,13 @@ def tables(batches: Sequence[Batch], columns: Sequence[str]) -> Iterator[tuple[B
             yield batch, pa.Table.from_batches(taken)
 
 
+def origins_of(batch: Batch, table: pa.Table) -> dict[str, list[Any]]:
+    """What a block says of where its rows come from."""
+    if not batch.is_ordered:
+        return {}
+    return {"sources": table[SOURCE].to_pylist(), "numbers": table[NUMBER].to_pylist()}
+
+
 def plain_type(data_type: pa.DataType) -> pa.DataType:
     """The type in which a column is carried: how a file encodes text must not split a run's schema."""
     if pa.types.is_dictionary(data_type):
@@ -103,12 +112,12 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-def rows_of(table: pa.Table, columns: Sequence[str], first_row: int) -> list[Row]:
-    """The rows of some columns as plain Python values at every depth.
+def rows_of(table: pa.Table, columns: Sequence[str], numbers: Sequence[int]) -> list[Row]:
+    """The rows of some columns, numbered as their source has them, as plain Python values at every depth.
 
     A map becomes a dict. A row that Python cannot hold becomes an error, and its neighbours stay.
     """
-    return _rows(table.select([name for name in columns if name in table.column_names]), first_row)
+    return _rows(table.select([name for name in columns if name in table.column_names]), numbers)
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -138,7 +147,7 @@ def _pieces(file: pq.ParquetFile, batches: Sequence[Batch], columns: Sequence[st
             raise pa.ArrowInvalid(f"row group {group} has {row - starts[group]} rows where {sizes[group]} were expected")
 
 
-def _rows(table: pa.Table, first_row: int) -> list[Row]:
+def _rows(table: pa.Table, numbers: Sequence[int]) -> list[Row]:
     if not table.num_columns:
         return [{} for _ in range(len(table))]
     try:
@@ -148,9 +157,9 @@ def _rows(table: pa.Table, first_row: int) -> list[Row]:
     except (ValueError, OverflowError, KeyError, TypeError) as error:  # no UTF-8, the year 10000, a map with a key twice
         if len(table) == 1:
             kind = ErrorKind.INVALID_TEXT if isinstance(error, UnicodeError) else ErrorKind.MALFORMED_ROW
-            return [RowError(kind, f"row {first_row} cannot be read: {error}")]
+            return [RowError(kind, f"row {numbers[0]} cannot be read: {error}")]
         half = len(table) // 2
-        return _rows(table.slice(0, half), first_row) + _rows(table.slice(half), first_row + half)
+        return _rows(table.slice(0, half), numbers[:half]) + _rows(table.slice(half), numbers[half:])
     return rows
 
 

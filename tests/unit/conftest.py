@@ -56,6 +56,7 @@ def input_config() -> Callable[..., FileInput]:
             "schema_column": None,
             "carry_columns": (),
             "limit": None,
+            "order": "as_is",
             "on_bad_file": "fail",
         }
         kind = {"parquet": ParquetInput, "jsonl": JsonlInput, "csv": CsvInput}[changes.get("format", "parquet")]

@@ -70,6 +70,7 @@ WRONG_TYPES = {
     "dry_run=yes": 'dry_run="yes" must be true or false',
     "input.ids=unique": """input.ids="unique" must be 'allow' or 'require_unique'""",
     "input.request_column=5": f"""input.request_column=5 {QUOTE} 'input.request_column="..."'""",
+    "input.order=sorted": """input.order="sorted" must be 'as_is' or 'by_prefix'""",
     "input.on_bad_file=ignore": """input.on_bad_file="ignore" must be 'fail' or 'skip'""",
     "prompt.max_tokens=many": 'prompt.max_tokens="many" must be a whole number',
     "prompt.too_long=cut": """prompt.too_long="cut" must be """
@@ -212,6 +213,10 @@ PROMPTS = [
     ]),
     ("input.messages_column=m", [
         'a row has one prompt, but input.prompt_column="prompt" and input.messages_column="m" are set; set all but one to null',
+    ]),
+    ("input.order=by_prefix engine.kwargs.enable_prefix_caching=false", [
+        "input.order=by_prefix has no effect without a prefix cache, but engine.kwargs.enable_prefix_caching=false; "
+        "set that to true, or input.order=as_is"
     ]),
     ("input.request_column=r", ['input.prompt_column="prompt" and input.request_column="r" are set']),
     ("prompt.template=x", ['input.prompt_column="prompt" and prompt.template="x" are set; set all but one to null']),

@@ -10,12 +10,14 @@ from pipelines.engine_use import EngineUse
 from pipelines.errors import ExitCode
 from pipelines.findings import find
 from pipelines.histograms import Quantiles
+from pipelines.prefix_order import PrefixHits
 from pipelines.schema import BATCH, WORKER
 from pipelines.statistics import batch_table
 from pipelines.totals import Summary
 
 H100 = "8 x NVIDIA H100 80GB HBM3, 81559 MiB"
 LONG_PROMPT = "You are a careful assistant. " * 20
+HITS = PrefixHits(block_size=16, num_prompt_tokens=2_000_000, as_is=100_000, by_prefix=1_000_000, least_gain=0.01)
 NOTHING = Quantiles(p50=None, p95=None, p99=None)
 
 
@@ -162,6 +164,9 @@ SMALL = {"worker_s": 300.0}
     {"record": record("Be brief.")},
     {"record": record(LONG_PROMPT), "num_cached_tokens": 800_000},
     {"record": record(LONG_PROMPT), "num_prompt_tokens": 0},
+    {"prefix_hits": HITS, "num_cached_tokens": 800_000},
+    {"prefix_hits": HITS.model_copy(update={"as_is": 990_000})},
+    {"prefix_hits": HITS, "record": {**record(), "engine": None}},
     {"record": {**record(LONG_PROMPT), "engine": None}},
     {"costs": costs(lost=5), "num_deaths": 1},
     {"costs": costs(loading=20)},
@@ -191,3 +196,8 @@ def test_a_tail_is_what_lies_between_the_workers_last_commits(
     if is_found:
         assert "1,000 s (25%)" in found["tail"]
         assert "engine.rows_per_batch=256" in found["tail"]
+
+
+def test_an_order_that_brought_less_than_predicted_is_told() -> None:
+    found = find(summary(prefix_hits=HITS, num_cached_tokens=700_000), *tables((1_000.0, 1_000.0, None)))
+    assert "brought 700,000 tokens from the prefix cache where 1,000,000 were predicted" in found["prefix order"]

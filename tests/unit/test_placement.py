@@ -7,7 +7,7 @@ import pytest
 from pipelines import placement
 from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError
-from pipelines.placement import check_room, place
+from pipelines.placement import cache_block_size, check_room, place
 
 Config = Callable[..., BatchConfig]
 GPUS = {"CPU": 64.0, "GPU": 8.0}
@@ -136,3 +136,13 @@ def test_a_cluster_that_can_grow_is_waited_for_and_the_wait_is_named(batch_confi
     waiting = check_room(config, placement, SCATTERED, can_grow=True)
     assert waiting is not None
     assert waiting.endswith("this cluster has room for 2: 1 x 4 CPUs, 2 x 16 CPUs and 1 GPU; the job starts with these")
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [(["engine.device=gpu"], 16), (["engine.device=cpu"], 128), (["engine.kwargs.block_size=64"], 64), (["engine=echo"], 16)],
+)
+def test_the_blocks_of_a_prefix_cache_are_as_large_as_the_engine_makes_them(
+    batch_config: Config, settings: list[str], tokens: int
+) -> None:
+    assert cache_block_size(batch_config(*settings)) == tokens

@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
     "schema_column": None,
     "carry_columns": (),
     "limit": None,
+    "order": "as_is",
     "on_bad_file": "fail",
 }
 OWN: dict[str, dict[str, Any]] = {

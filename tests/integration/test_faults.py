@@ -48,7 +48,12 @@ def case(*faults: str, workers: int = 2, moment: Moment = HALF_WAY, seconds_per_
     """800 rows in 100 batches, and faults when some of them are committed."""
     return Case(
         rows=draw_rows(Random(SEED), 800),
-        settings={"engine.rows_per_batch": 8, "engine.seconds_per_token": seconds_per_token, **settings_for(workers)},
+        settings={
+            "engine.rows_per_batch": 8,
+            "engine.max_num_seqs": 32,
+            "engine.seconds_per_token": seconds_per_token,
+            **settings_for(workers),
+        },
         faults=[(fault, moment) for fault in faults],
     )
 

@@ -365,7 +365,7 @@ def test_a_worker_that_is_told_to_stop_commits_what_is_in_its_engine_and_hands_b
     batch_config: Config, jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     rows = [{"id": f"r{i}", "prompt": "one two three"} for i in range(1000)]
-    config = batch_config(*echo(jsonl(rows), str(tmp_path / "run"), "engine.seconds_per_token=0.05"))
+    config = batch_config(*echo(jsonl(rows), str(tmp_path / "run"), "engine.seconds_per_token=0.05", "engine.max_num_seqs=40"))
     run, plan, _ = answer(config, most_shards=0)
     line = StoppingLine()
     lines = asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), line))

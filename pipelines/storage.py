@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import fsspec
+import pyarrow as pa
 import pyarrow.fs as pafs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_READ_AHEAD_BYTES = 256 * 2**10  # gcsfs wants a multiple of this
 PACKAGE_SCHEME = "package://"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 
@@ -64,7 +66,16 @@ def arrow_file_system(fs: Any) -> pafs.FileSystem:
     """Wrap an fsspec file system for Arrow; local files take Arrow's own faster way."""
     if isinstance(fs, LocalFileSystem):
         return pafs.LocalFileSystem()
-    return pafs.PyFileSystem(pafs.FSSpecHandler(fs))
+    return pafs.PyFileSystem(_Handler(fs))
+
+
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        """Open a file for Arrow, which knows what it wants: s3fs would fetch 50 MiB with every column's first byte.
+
+        And it does not ask twice whether the file is there.
+        """
+        return pa.PythonFile(self.fs.open(path, mode="rb", block_size=_READ_AHEAD_BYTES), mode="r")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pipelines.errors import ConfigError
 from pipelines.storage import Folder, arrow_file_system, file_system
+from tests.benchmarks.scale.slow import SlowFileSystem
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -334,3 +335,16 @@ def test_an_unknown_scheme_is_refused_and_names_the_known_ones() -> None:
 def test_a_scheme_whose_package_is_missing_names_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"^gs://bucket/a: .*pip install 'fournee\[gcs\]'"):
         file_system("gs://bucket/a")
+
+
+def test_from_afar_arrow_fetches_the_columns_that_it_wants_and_asks_once_for_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowFileSystem, "request_s", 0.0)
+    numbers, texts = pa.array(range(1000)), pa.array([os.urandom(2000).hex() for _ in range(1000)])
+    pq.write_table(pa.table({"text": texts, "number": numbers}), tmp_path / "a.parquet", compression="none")
+    SlowFileSystem.asked.clear()
+    with pq.ParquetFile(f"{tmp_path}/a.parquet", filesystem=arrow_file_system(SlowFileSystem())) as file:
+        assert file.read(["number"])["number"].to_pylist() == numbers.to_pylist()
+    assert SlowFileSystem.asked["bytes"] < 2**20 < (tmp_path / "a.parquet").stat().st_size
+    assert SlowFileSystem.asked["HEAD"] == 1

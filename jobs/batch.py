@@ -18,7 +18,7 @@ from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError, ExitCode, RunFailed, Stopped, TooManyFailures
 from pipelines.outcome import Outcome, describe, post
 from pipelines.parse import parse_config
-from pipelines.parts import committed
+from pipelines.parts import Parts
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.report import example_report, plan_report, summary_report
 from pipelines.run import Run, find_run
@@ -128,7 +128,7 @@ def _dry_run(config: BatchConfig, settings: dict[str, object]) -> int:
         is_planned = not run.is_new and run.folder.exists(PLAN_FILE)
         plan = Plan.load(run.folder) if is_planned else plan_input(config, sources, Folder(spool))
     _out.print(to_yaml(settings), markup=False, soft_wrap=True)
-    _out.print(plan_report(plan, sources, num_committed=0 if run.is_new else len(committed(run.folder))))
+    _out.print(plan_report(plan, sources, num_committed=0 if run.is_new else len(Parts(run.folder).batch_ids)))
     _out.print(f"would write to {run.folder.url}", markup=False)
     return ExitCode.OK
 

@@ -22,7 +22,7 @@ from pipelines.lease import Lease, hold, wait_until_free
 from pipelines.meter import Meter, SpendingLimit
 from pipelines.metrics import RunMetrics, run_tags
 from pipelines.model import check_chat_template, pinned_revision
-from pipelines.parts import committed, failures
+from pipelines.parts import PARTS, Parts
 from pipelines.placement import Placement, cache_block_size
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
@@ -109,8 +109,9 @@ class Todo:
 
 def find_todo(config: BatchConfig, run: Run, plan: Plan) -> Todo:
     """What has no part yet, and with `retry_failed` what failed."""
-    done = committed(run.folder)
-    failed = failures(run.folder, done, run.attempt) if config.retry_failed else {}
+    parts = Parts(run.folder)
+    done = parts.batch_ids
+    failed = parts.failures(done, run.attempt) if config.retry_failed else {}
     kept = [batch_id for batch_id in done if batch_id not in failed]
     missing = plan.without(done)
     return Todo(plan.without(kept), (pc.sum(missing["num_rows"]).as_py() or 0) + sum(failed.values()), kept)
@@ -153,7 +154,9 @@ def meter_of(config: BatchConfig, run: Run, placement: Placement) -> Meter:
 
 def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, pace: Pace) -> Callable[[], None]:
     """What is checked again and again while the workers run; raises Stopped, TooManyFailures, or whatever the lease does."""
-    failing = ErrorBudget(config.errors, pace.total_rows, lambda: sum(failures(run.folder, todo.kept, run.attempt).values()))
+    failing = ErrorBudget(
+        config.errors, pace.total_rows, lambda: sum(Parts(run.folder).failures(todo.kept, run.attempt).values())
+    )
     spending = SpendingLimit(config.budget, config.cluster.drain_s)
 
     def check() -> None:
@@ -183,6 +186,7 @@ def reopened(config: BatchConfig, run: Run) -> bool:
     """Whether a finished run goes on, because its failed rows are to be answered again."""
     if not (config.retry_failed and read_summary(run, config).num_failed):
         return False
+    run.folder.remove_below(PARTS)  # what a worker that outlived the run has left there must not count again
     run.folder.delete(SUCCESS_FILE)
     return True
 

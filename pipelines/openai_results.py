@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from pipelines.errors import ErrorKind
-from pipelines.parts import read_part, statistics_in
+from pipelines.parts import Parts, statistics_in
 from pipelines.plan import Plan
 from pipelines.storage import Folder
 
@@ -46,8 +46,7 @@ Kind = tuple[str, str, Callable[[int, Mapping[str, Any]], dict[str, Any]]]
 def write_openai(run: Folder, plan: Plan, model_name: str) -> None:
     """Write both files, each whole or not at all; one without rows is empty. Every batch must have its part."""
     with run.create(OUTPUT_FILE) as output, run.create(ERRORS_FILE) as errors:
-        for batch_id in plan.batches["batch_id"].to_pylist():
-            part = read_part(run, batch_id)
+        for part in Parts(run).read(plan.batches["batch_id"].to_pylist()):
             created = statistics_in(part)["started_at"] // 1_000_000
             for row in part.select(_COLUMNS).to_pylist():
                 is_ok = row["status"] == "ok"

@@ -17,7 +17,7 @@ from pipelines.config import BatchConfig
 from pipelines.errors import ExitCode
 from pipelines.heartbeat import heartbeats
 from pipelines.ledger import cost_of, worker_table
-from pipelines.parts import committed, read_statistics
+from pipelines.parts import Parts
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.run import Run
 from pipelines.storage import Folder
@@ -189,10 +189,10 @@ def _so_far(run: Run, config: BatchConfig) -> dict[str, Any]:
     try:
         found["cost"] = cost_of(worker_table(heartbeats(folder)))
         if folder.exists(PLAN_FILE):
-            plan, done = Plan.load(folder), committed(folder)
-            num_left = pc.sum(plan.without(done)["num_rows"]).as_py() or 0
+            plan, parts = Plan.load(folder), Parts(folder)
+            num_left = pc.sum(plan.without(parts.batch_ids)["num_rows"]).as_py() or 0
             found |= {"num_rows": plan.num_rows, "num_left": num_left}
-            num_failed = _count_failed(folder, done)
+            num_failed = _count_failed(parts)
             if num_failed is not None:
                 found |= {"num_failed": num_failed, "num_ok": plan.num_rows - num_left - num_failed}
     except Exception as error:  # noqa: BLE001 - storage clients raise kinds of their own; the job's own end counts more
@@ -200,10 +200,10 @@ def _so_far(run: Run, config: BatchConfig) -> dict[str, Any]:
     return found
 
 
-def _count_failed(folder: Folder, done: list[int]) -> int | None:
+def _count_failed(parts: Parts) -> int | None:
     """The failed rows of all parts; None where there are too many parts to look into."""
     started, num_failed = perf_counter(), 0
-    for statistics in read_statistics(folder, done):
+    for statistics in parts.statistics(parts.batch_ids):
         num_failed += sum(line["num_failed"] for line in statistics)
         if perf_counter() - started > _PATIENCE_S:
             return None

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pipelines.batch import run_batch
 from pipelines.config import BatchConfig
 from pipelines.pace import Pilot
-from pipelines.parts import part_name
+from pipelines.parts import Parts
 from pipelines.plan import Plan
 from pipelines.readers import for_file, read_stored
 from pipelines.requests import RequestBuilder
@@ -84,8 +84,7 @@ def plan_pilot(config: BatchConfig, plan: Plan, sample: Sample, folder: Folder) 
 
 def read_pilot(folder: Folder, plan: Plan, sample: Sample, order: np.ndarray, max_num_seqs: int | None) -> Pilot:
     """Read what a finished pilot left behind."""
-    parts = [folder.path(part_name(batch_id)) for batch_id in plan.batches["batch_id"].to_pylist()]
-    tables = [pq.read_table(part, filesystem=folder.arrow, columns=_COLUMNS, partitioning=None) for part in parts]
+    tables = [part.replace_schema_metadata() for part in Parts(folder).read(plan.batches["batch_id"].to_pylist(), _COLUMNS)]
     return Pilot(
         rows=pa.concat_tables(tables) if tables else pa.table({}),
         places=sample.places[order],
@@ -121,9 +120,10 @@ def _stored(config: BatchConfig, columns: list[str], batches: list[Batch]) -> It
 
 def _settings(config: BatchConfig, folder: str) -> BatchConfig:
     """Nothing may stop a pilot but a fault: it is measured whatever comes out."""
+    alone = {"path": folder, "on_existing": "resume", "openai": False, "rows_per_file": None}
     return config.model_copy(
         update={
-            "output": config.output.model_copy(update={"path": folder, "on_existing": "resume", "openai": False}),
+            "output": config.output.model_copy(update=alone),
             "errors": config.errors.model_copy(update={"max_failed_fraction": 1.0, "max_failed_rows": None}),
             "budget": config.budget.model_copy(update={"max_cost": None, "max_hours": None}),
             "retry_failed": False,

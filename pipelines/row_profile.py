@@ -3,27 +3,22 @@
 One pass over the rows of all parts, in flat memory.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.histograms import SECONDS, TOKENS, Counter, Histogram, Quantiles
 from pipelines.ledger import attempt_spans
-from pipelines.parts import part_name
+from pipelines.parts import Parts
 from pipelines.schema import LATENCIES
 from pipelines.statistics import latencies_of
 from pipelines.storage import Folder
 from pipelines.timeline import Timeline, TimelineCounter
 
-_READ_THREADS = 32  # each holds a part of which it may have read more than it needs
-_PARTS_AHEAD = 2 * _READ_THREADS  # that many are in memory at once
 _ROWS_AT_ONCE = 20_000  # counted together: a table costs 2 ms, however few rows it has
 _NUM_NOTABLE = 10
 _NUM_EXAMPLES = 3
@@ -78,7 +73,7 @@ def profile_rows(run: Folder, batch_ids: Sequence[int], workers: pa.Table) -> Ro
     timeline = TimelineCounter(attempt_spans(workers))
     slowest, largest = _Top(), _Top()
     errors: dict[str, list[ErrorExample]] = {}
-    for rows in _gathered(_parts(run, batch_ids)):
+    for rows in _gathered(Parts(run).read(batch_ids, _COLUMNS)):
         _take_errors(rows, errors)
         answered = rows.filter(pc.is_valid(rows["num_output_tokens"])) if rows["num_output_tokens"].null_count else rows
         prompt, output = (answered[name].to_numpy() for name in _TOKENS)
@@ -115,28 +110,6 @@ class _Top:
 
     def rows(self) -> tuple[NotableRow, ...]:
         return tuple(row for _, row in self._found)
-
-
-def _parts(run: Folder, batch_ids: Sequence[int]) -> Iterator[pa.Table]:
-    """The parts in their order, some read ahead."""
-
-    def read(batch_id: int) -> pa.Table:
-        name = part_name(batch_id)
-
-        def read_columns() -> pa.Table:
-            with pq.ParquetFile(run.path(name), filesystem=run.arrow) as file:
-                return file.read(columns=_COLUMNS, use_threads=False)
-
-        return run.patiently(read_columns, name)
-
-    ahead: deque[Future[pa.Table]] = deque()
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
-        for batch_id in batch_ids:
-            ahead.append(pool.submit(read, batch_id))
-            if len(ahead) == _PARTS_AHEAD:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
 
 
 def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -19,7 +19,7 @@ from pipelines.config import BatchConfig, EchoEngineConfig, IcebergInput, SqlInp
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import model_digest
-from pipelines.parts import committed
+from pipelines.parts import Parts
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.preflight import refusals_explained
 from pipelines.schema import RUN_FILE, SUCCESS_FILE
@@ -115,7 +115,7 @@ def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
     new = Run(folder, identity, fingerprint, attempt=1, is_new=True)
     if there is None or config.output.on_existing == "replace":
         return new
-    if there["fingerprint"] != fingerprint and not committed(folder):
+    if there["fingerprint"] != fingerprint and not Parts(folder).batch_ids:
         return new  # a first try with other settings, which has answered nothing yet
     if config.output.on_existing == "refuse":
         raise ConfigError(f"output.path={folder.url} already holds a run and output.on_existing=refuse; name another folder")
@@ -129,6 +129,12 @@ def find_run(config: BatchConfig, sources: Sequence[Source]) -> Run:
         raise ConfigError(
             f"pricing.currency={config.pricing.currency}, but {folder.url} counts in {there['currency']}; "
             f"resume it with pricing.currency={there['currency']}"
+        )
+    if there["rows_per_file"] != config.output.rows_per_file:
+        before, now = ("null" if one is None else one for one in (there["rows_per_file"], config.output.rows_per_file))
+        raise ConfigError(
+            f"output.rows_per_file={now}, but the files of {folder.url} were laid out with {before}; "
+            f"resume it with output.rows_per_file={before}"
         )
     return Run(folder, identity, fingerprint, attempt=1 + max(_attempts(folder), default=0), is_new=False)
 
@@ -177,8 +183,12 @@ def _record_in(folder: Folder) -> dict[str, Any] | None:
         return None
     try:
         record: dict[str, Any] = json.loads(folder.read(RUN_FILE))
-        currency = record["config"]["pricing"]["currency"]
-        return {"fingerprint": record["fingerprint"], "identity": record["identity"], "currency": currency}
+        return {
+            "fingerprint": record["fingerprint"],
+            "identity": record["identity"],
+            "currency": record["config"]["pricing"]["currency"],
+            "rows_per_file": record["config"]["output"].get("rows_per_file"),  # older runs have one file for each batch
+        }
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"output.path={folder.url} holds a {RUN_FILE} that no run of ours wrote; name another folder"

@@ -14,22 +14,14 @@ import pyarrow as pa
 from pipelines.config import BatchConfig
 from pipelines.engines import Engine, Ticket
 from pipelines.errors import RowError, RunFailed
-from pipelines.parts import (
-    commit,
-    failed_offsets,
-    merged,
-    part_name,
-    read_part,
-    request_key,
-    result_table,
-    statistics_in,
-)
+from pipelines.parts import Desk, statistics_in
 from pipelines.patience import patiently
 from pipelines.poison import Cell, Suspicions
 from pipelines.postprocess import Postprocessor
 from pipelines.readers import read_batches, unreadable
 from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
+from pipelines.result_rows import failed_offsets, merged, request_key, result_table
 from pipelines.rows import Answer, Batch, Block, Request, Settled
 from pipelines.sources import check_unchanged, is_bad_file
 from pipelines.statistics import Age, Origin, Timing, share_of, statistics_of
@@ -78,7 +70,7 @@ class Steps:
 
     def __init__(self, config: BatchConfig, run: Folder, carried: pa.Schema, origin: Origin, engine: Engine):
         self._config = config
-        self._run = run
+        self._desk = Desk(run, config.output)
         self._carried = carried
         self._origin = origin
         self._engine = engine
@@ -91,12 +83,12 @@ class Steps:
         """Leave out what is settled: Ray hands a dead worker's shards on as they were. A part comes along for its good rows."""
         unsettled: list[tuple[Batch, pa.Table | None]] = []
         for batch in batches:
-            if not self._run.exists(part_name(batch.batch_id)):
-                unsettled.append((batch, None))
-            elif self._config.retry_failed:
-                part = read_part(self._run, batch.batch_id)
-                if statistics_in(part)["attempt"] != self._origin.attempt and failed_offsets(part):
-                    unsettled.append((batch, part))
+            if not self._config.retry_failed:
+                unsettled += [] if self._desk.has(batch.batch_id) else [(batch, None)]
+                continue
+            part = self._desk.find(batch.batch_id)
+            if part is None or (statistics_in(part)["attempt"] != self._origin.attempt and failed_offsets(part)):
+                unsettled.append((batch, part))
         return unsettled
 
     def blocks(self, batches: Sequence[Batch]) -> Iterator[Block]:
@@ -180,7 +172,7 @@ class Steps:
             timing = Timing(before["started_at"] / 1e6, before["wall_s"] + timing.wall_s)
             shares = [*before["shares"], *shares]
         statistics = statistics_of(batch, table, timing, shares, self._origin)
-        commit(self._run, table, statistics, self._config.output.compression)
+        self._desk.commit(table, statistics)
         return statistics, fresh
 
     def _ids(self, batch: Batch, block: Block) -> Iterator[str | None]:

@@ -191,6 +191,14 @@ class Folder:
         with suppress(FileNotFoundError):  # a second try may find that the first was heard
             self.patiently(lambda: self.fs.rm_file(self.path(name)), name)
 
+    def remove_below(self, folder: str) -> None:
+        """Delete a sub-folder and all it holds, but for what somebody else writes there meanwhile."""
+        try:
+            self.patiently(lambda: self.fs.rm(self.path(folder), recursive=True), folder)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOTEMPTY:
+                raise
+
     def remove(self, *, first: str = "", last: str = "") -> None:
         """Delete the folder and all it holds, one file before all others and one after them, whatever interrupts it."""
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.budget import allowed_failures
+from pipelines.compaction import compact
 from pipelines.config import BatchConfig, EchoEngineConfig
 from pipelines.costs import Tokens, costs_of
 from pipelines.engine_use import engine_use
@@ -19,7 +20,7 @@ from pipelines.findings import find
 from pipelines.heartbeat import heartbeats
 from pipelines.ledger import PHASES, check_ledger, wall_s_of, worker_table
 from pipelines.openai_results import write_openai
-from pipelines.parts import RESULTS, committed, part_name, read_statistics
+from pipelines.parts import PARTS, RESULTS, Parts
 from pipelines.plan import Plan
 from pipelines.row_profile import RowProfile, profile_rows
 from pipelines.run import ATTEMPTS, Run, versions
@@ -37,7 +38,11 @@ def finish(run: Run, plan: Plan, config: BatchConfig) -> Summary:
 
     Raises RunFailed where the parts do not match the plan.
     """
-    batches, workers = verify(run, plan)
+    batches, workers = verify(run, plan, Parts(run.folder))
+    if config.output.rows_per_file is not None:
+        compact(run.folder, plan, config.output)
+        batches, workers = verify(run, plan, Parts(run.folder, [RESULTS]))
+        run.folder.remove_below(PARTS)
     profile = profile_rows(run.folder, batches["batch_id"].to_pylist(), workers)
     summary = _sum_up(run, plan, config, batches, workers, profile)
     _write_table(run, BATCH_TABLE, batches)
@@ -61,22 +66,22 @@ def read_summary(run: Run, config: BatchConfig) -> Summary:
     return summary.model_copy(update={"exit_code": code, "num_failures_allowed": allowed})
 
 
-def verify(run: Run, plan: Plan) -> tuple[pa.Table, pa.Table]:
+def verify(run: Run, plan: Plan, parts: Parts) -> tuple[pa.Table, pa.Table]:
     """Check that every batch has its part, every part the rows of its batch, and every second of every worker its use.
 
     Returns `stats/batches.parquet` and `stats/workers.parquet`. Raises RunFailed that names what is missing or wrong.
     """
     batches = plan.batches.select(["batch_id", "source", "first_row", "num_rows"])
     planned = batches["batch_id"].to_pylist()
-    parts = set(committed(run.folder))
-    if missing := sorted(set(planned) - parts):
-        raise RunFailed(f"{len(missing)} of {len(planned)} batches have no part, the first is {part_name(missing[0])}")
-    if foreign := sorted(parts - set(planned)):
-        raise RunFailed(f"{len(foreign)} parts are in no plan, the first is {part_name(foreign[0])}; move them away")
+    found = set(parts.batch_ids)
+    if missing := sorted(set(planned) - found):
+        raise RunFailed(f"{len(missing)} of {len(planned)} batches have no part, the first is batch {missing[0]}")
+    if foreign := sorted(found - set(planned)):
+        raise RunFailed(f"{len(foreign)} parts are in no plan, the first is {parts.name(foreign[0])}; move them away")
     tables, start = [BATCH.empty_table()], 0
-    for statistics in read_statistics(run.folder, planned):
+    for statistics in parts.statistics(planned):
         for line, batch in zip(statistics, batches.slice(start, len(statistics)).to_pylist(), strict=True):
-            _check_part(line, batch, run.fingerprint)
+            _check_part(parts.name(batch["batch_id"]), line, batch, run.fingerprint)
         tables.append(batch_table(statistics))
         start += len(statistics)
     table = pa.concat_tables(tables)
@@ -85,8 +90,7 @@ def verify(run: Run, plan: Plan) -> tuple[pa.Table, pa.Table]:
     return table, workers
 
 
-def _check_part(found: dict[str, Any], batch: dict[str, Any], fingerprint: str) -> None:
-    name = part_name(batch["batch_id"])
+def _check_part(name: str, found: dict[str, Any], batch: dict[str, Any], fingerprint: str) -> None:
     if found.get("fingerprint") != fingerprint:
         raise RunFailed(f"{name} belongs to another run, whose worker outlived it; delete it and resume the run")
     wrong = {key: (found.get(key), batch[key]) for key in batch if found.get(key) != batch[key]}

@@ -26,9 +26,9 @@ from pipelines.heartbeat import Heartbeat
 from pipelines.lifeline import Lifeline, Line
 from pipelines.metrics import BuildMetrics, Load
 from pipelines.model import model_folder
-from pipelines.parts import failed_offsets
 from pipelines.plan import batches_of
 from pipelines.poison import Cell
+from pipelines.result_rows import failed_offsets
 from pipelines.room import Room
 from pipelines.rows import Batch, Settled
 from pipelines.sizing import rows_ahead, rows_open

@@ -15,6 +15,8 @@ class OutputConfig(Strict):
     on_existing: Literal["resume", "refuse", "replace"]
     """What to do where the folder already holds a run."""
     compression: Literal["zstd", "snappy", "none"]
+    rows_per_file: PositiveInt | None
+    """Put neighbouring batches together, at the end, into files of up to so many rows; null leaves a file for each batch."""
     patience_s: NonNegativeFloat
     """How long the storage may refuse before the job gives up."""
     openai: bool

@@ -1,19 +1,18 @@
 """Look into a run's folder, whether the run is finished, stopped or going on: only what is committed counts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from pipelines.errors import ConfigError
-from pipelines.parts import committed, part_name
+from pipelines.parts import Parts
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.readers import SUFFIXES, suffix_of
-from pipelines.schema import RUN_FILE, SUCCESS_FILE, result_schema
+from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.storage import Folder
 
 _LINE_FORMATS = ("jsonl", "csv")  # their rows are numbered by line
@@ -26,21 +25,32 @@ class WrittenRun:
     folder: Folder
     fingerprint: str
     plan: Plan
+    parts: Parts
     batches: pa.Table
-    """Those of the plan that have a part."""
+    """Those of the plan that are committed."""
     is_finished: bool
     input_format: str
 
     @property
     def has_all_parts(self) -> bool:
-        """Whether every batch has its part."""
+        """Whether every batch is committed."""
         return len(self.batches) == self.plan.num_batches
 
-    def rows(self, batch_ids: Sequence[int]) -> ds.Dataset:
-        """The rows of some parts, in the plan's order."""
-        paths = [self.folder.path(part_name(batch_id)) for batch_id in batch_ids]
-        schema = result_schema(self.plan.carried)
-        return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.folder.arrow)
+    def rows(self, batch_ids: Sequence[int], wanted: pc.Expression, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The wanted rows of each of some batches, in the order given."""
+        return (rows.filter(wanted).replace_schema_metadata() for rows in self.parts.read(batch_ids, columns))
+
+    def first_rows(
+        self, limit: int, batch_ids: Sequence[int], wanted: pc.Expression, columns: Sequence[str] | None = None
+    ) -> list[pa.Table]:
+        """So many of the wanted rows, some at a time."""
+        found, num_rows = [], 0
+        for rows in self.rows(batch_ids, wanted, columns):
+            found.append(rows.slice(0, limit - num_rows))
+            num_rows += len(found[-1])
+            if num_rows >= limit:
+                break
+        return found
 
     def line_of(self, source: str, source_row: int) -> int | None:
         """The line that an editor shows for a row, where its source has lines."""
@@ -61,9 +71,9 @@ def read_run(url: str) -> WrittenRun:
     if not folder.exists(PLAN_FILE):
         raise ConfigError(f"{url} has no plan yet: its input is still being looked into, or that failed; see the job's output")
     plan, is_finished = Plan.load(folder), folder.exists(SUCCESS_FILE)  # before the listing: a finished run has all its parts
-    done = pa.array(committed(folder), pa.int64())
-    batches = plan.batches.filter(pc.is_in(plan.batches["batch_id"], done))
-    return WrittenRun(folder, fingerprint, plan, batches, is_finished, input_format)
+    parts = Parts(folder)
+    batches = plan.batches.filter(pc.is_in(plan.batches["batch_id"], pa.array(parts.batch_ids, pa.int64())))
+    return WrittenRun(folder, fingerprint, plan, parts, batches, is_finished, input_format)
 
 
 def row_of(table: pa.Table, index: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Compare the answers of two runs row by row, whatever their batches are."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -10,15 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipelines.inspection import WrittenRun, row_of
-from pipelines.parts import part_name
 
 _ROWS_AT_ONCE = 4096  # of the first run, or one batch where that has more; of the second the batches that hold them
 _ORDERED_ROWS_AT_ONCE = 2**16  # where these may be any
 _PARTS_AT_ONCE = 256
-_THREADS = 16
 _PLACE = ["source", "source_row"]
 _TEXTS = ["text", "tool_calls", "parsed"]
 _SHOWN = ["status", *_TEXTS, "embedding", "error_kind", "error_message"]
@@ -107,34 +103,33 @@ def _pairs(run: WrittenRun, other: WrittenRun) -> Iterator[tuple[pa.Table, pa.Ta
     """
     is_ordered = run.plan.is_ordered or other.plan.is_ordered
     kept: dict[int, pa.Table] = {}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        starts = _starts(other, pool)
-        for batch_ids in _groups(run, starts, _ORDERED_ROWS_AT_ONCE if is_ordered else _ROWS_AT_ONCE):
-            before = pa.concat_tables(pool.map(lambda batch_id: _read(run, batch_id), batch_ids))
-            needed = sorted(_overlapping(starts, before))
-            for first in range(0, len(needed), _PARTS_AT_ONCE):
-                some = needed[first : first + _PARTS_AT_ONCE]
-                fresh = [batch_id for batch_id in some if batch_id not in kept]
-                kept |= dict(zip(fresh, pool.map(lambda batch_id: _read(other, batch_id), fresh), strict=True))
-                kept = {batch_id: kept[batch_id] for batch_id in some}
-                yield _matched(before, pa.concat_tables(kept.values()))
+    starts = _starts(other)
+    for batch_ids in _groups(run, starts, _ORDERED_ROWS_AT_ONCE if is_ordered else _ROWS_AT_ONCE):
+        before = pa.concat_tables(_read(run, batch_ids))
+        needed = sorted(_overlapping(starts, before))
+        for first in range(0, len(needed), _PARTS_AT_ONCE):
+            some = needed[first : first + _PARTS_AT_ONCE]
+            fresh = [batch_id for batch_id in some if batch_id not in kept]
+            kept |= dict(zip(fresh, _read(other, fresh), strict=True))
+            kept = {batch_id: kept[batch_id] for batch_id in some}
+            yield _matched(before, pa.concat_tables(kept.values()))
 
 
-def _starts(run: WrittenRun, pool: ThreadPoolExecutor) -> dict[str, _Starts]:
+def _starts(run: WrittenRun) -> dict[str, _Starts]:
     found = run.batches.select(["source", "first_row", "batch_id"])
     if run.plan.is_ordered:
-        found = pa.concat_tables(pool.map(lambda batch_id: _places_in(run, batch_id), found["batch_id"].to_pylist()))
+        found = _places(run, found["batch_id"].to_pylist())
     return {
         source: _Starts(rows["first_row"].to_numpy(), rows["batch_id"].to_numpy())
         for source, rows in _by_source(found.sort_by("first_row"))
     }
 
 
-def _places_in(run: WrittenRun, batch_id: int) -> pa.Table:
-    """Where each row of a part comes from, as if it were a batch."""
-    path = run.folder.path(part_name(batch_id))
-    part = pq.read_table(path, columns=_PLACE, filesystem=run.folder.arrow, partitioning=None)
-    return part.rename_columns(["source", "first_row"]).append_column("batch_id", pa.array(np.full(len(part), batch_id)))
+def _places(run: WrittenRun, batch_ids: Sequence[int]) -> pa.Table:
+    """Where each row of some parts comes from, as if it were a batch."""
+    parts = zip(batch_ids, run.parts.read(batch_ids, _PLACE), strict=True)
+    named = ((batch_id, part.replace_schema_metadata().rename_columns(["source", "first_row"])) for batch_id, part in parts)
+    return pa.concat_tables(part.append_column("batch_id", pa.array(np.full(len(part), batch_id))) for batch_id, part in named)
 
 
 def _groups(run: WrittenRun, starts: Mapping[str, _Starts], num_rows_at_once: int) -> Iterator[list[int]]:
@@ -153,9 +148,8 @@ def _groups(run: WrittenRun, starts: Mapping[str, _Starts], num_rows_at_once: in
         yield group
 
 
-def _read(run: WrittenRun, batch_id: int) -> pa.Table:
-    path = run.folder.path(part_name(batch_id))
-    return pq.read_table(path, columns=["id", *_PLACE, *_SHOWN], filesystem=run.folder.arrow, partitioning=None)
+def _read(run: WrittenRun, batch_ids: Sequence[int]) -> Iterator[pa.Table]:
+    return (part.replace_schema_metadata() for part in run.parts.read(batch_ids, ["id", *_PLACE, *_SHOWN]))
 
 
 def _overlapping(starts: Mapping[str, _Starts], rows: pa.Table) -> set[int]:

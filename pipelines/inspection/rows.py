@@ -7,18 +7,14 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipelines.errors import ConfigError, ErrorKind, Flag, RunFailed
 from pipelines.inspection import WrittenRun, row_of
-from pipelines.parts import part_name, read_statistics
 from pipelines.plan import BadFile
 from pipelines.suggest import did_you_mean
 
-_PARTS_AT_ONCE = 100  # Arrow keeps 0.2 MB of every part that it has scanned for as long as their data set lives
 _TALLIED = ["batch_id", "num_ok", "num_failed", "error_kinds", "flags", "finish_reasons"]
 _FAILED = ["id", "source", "source_row", "error_kind", "error_message", "text"]
 _ANSWERED = ["id", "source", "source_row", "num_prompt_tokens", "num_output_tokens", "finish_reason", "text"]
@@ -158,23 +154,23 @@ def sample(run: WrittenRun, num_rows: int, *, seed: int) -> tuple[AnsweredRow, .
     rows: list[dict[str, Any]] = []
     for part in np.unique(parts).tolist():
         batch_id = run.batches["batch_id"][part].as_py()
-        ok = run.rows([batch_id]).to_table(_ANSWERED, filter=ds.field("status") == "ok")
-        rows += ok.take(drawn[parts == part] - (ends - oks)[part]).to_pylist()
+        (ok,) = run.rows([batch_id], pc.field("status") == "ok", [*_ANSWERED, "status"])
+        rows += ok.select(_ANSWERED).take(drawn[parts == part] - (ends - oks)[part]).to_pylist()
     return tuple(AnsweredRow(**row) for row in rows)
 
 
 def rows_with_ids(run: WrittenRun, ids: Sequence[str], *, limit: int) -> FoundRows:
     """The first rows that have one of the ids; of the parts without one, only the ids are read."""
-    wanted = ds.field("id").isin(list(ids))
+    wanted = pc.field("id").isin(list(ids))
     num_rows, found, batches = 0, set[str](), set[int]()
-    for chunk in _scan(run, run.batches["batch_id"].to_pylist(), ["id", "request_key"], wanted):
+    for chunk in run.rows(run.batches["batch_id"].to_pylist(), wanted, ["id", "request_key"]):
         first = chunk.slice(0, max(0, limit - num_rows))
         batches.update(int(key.partition("-")[0]) for key in first["request_key"].to_pylist())
         found.update(chunk["id"].unique().to_pylist())
         num_rows += len(chunk)
-    rows = run.rows(sorted(batches)).head(limit, filter=wanted, use_threads=False)
+    tables = run.first_rows(limit, sorted(batches), wanted)
     missing = tuple(one for one in dict.fromkeys(ids) if one not in found)
-    return FoundRows(num_rows, missing, tuple(row_of(rows, index) for index in range(len(rows))))
+    return FoundRows(num_rows, missing, tuple(row_of(rows, index) for rows in tables for index in range(len(rows))))
 
 
 def _tally(run: WrittenRun, num_batches: int) -> _Tally:
@@ -194,10 +190,10 @@ def _from_table(run: WrittenRun) -> Iterator[dict[str, Any]]:
 
 def _from_footers(run: WrittenRun) -> Iterator[dict[str, Any]]:
     start = 0
-    for lines in read_statistics(run.folder, run.batches["batch_id"].to_pylist()):
+    for lines in run.parts.statistics(run.batches["batch_id"].to_pylist()):
         for line, batch in zip(lines, run.batches.slice(start, len(lines)).to_pylist(), strict=True):
             if (line.get("fingerprint"), line["num_rows_written"]) != (run.fingerprint, batch["num_rows"]):
-                name = part_name(batch["batch_id"])
+                name = run.parts.name(batch["batch_id"])
                 raise RunFailed(f"{name} is no part of this run, or not as its plan says; delete it and resume the run")
             yield line
         start += len(lines)
@@ -221,18 +217,13 @@ def _failed(run: WrittenRun, tally: _Tally, kind: str, limit: int) -> tuple[Fail
     batches = tally.failing.get(kind)
     if not batches:
         return ()
-    rows = run.rows(batches).head(limit, columns=_FAILED, filter=ds.field("error_kind") == kind, use_threads=False)
-    return tuple(FailedRow(**row, line=run.line_of(row["source"], row["source_row"])) for row in rows.to_pylist())
+    tables = run.first_rows(limit, batches, pc.field("error_kind") == kind, _FAILED)
+    rows = (row for table in tables for row in table.to_pylist())
+    return tuple(FailedRow(**row, line=run.line_of(row["source"], row["source_row"])) for row in rows)
 
 
 def _count_filters(run: WrittenRun, batch_ids: Sequence[int]) -> dict[str, int]:
     names: Counter[str] = Counter()
-    for chunk in _scan(run, batch_ids, ["filtered_by"], ds.field("filtered_by").is_valid()):
+    for chunk in run.rows(batch_ids, pc.field("filtered_by").is_valid(), ["filtered_by"]):
         names.update({one["values"]: one["counts"] for one in chunk["filtered_by"].value_counts().to_pylist()})
     return dict(names.most_common())
-
-
-def _scan(run: WrittenRun, batch_ids: Sequence[int], columns: list[str], wanted: pc.Expression) -> Iterator[pa.RecordBatch]:
-    """The wanted rows, a little at a time and in order."""
-    for start in range(0, len(batch_ids), _PARTS_AT_ONCE):
-        yield from run.rows(batch_ids[start : start + _PARTS_AT_ONCE]).to_batches(columns=columns, filter=wanted)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.errors import RunFailed
-from pipelines.parts import RESULTS, commit, committed, part_name, read_part, read_statistics, statistics_in
+from pipelines.parts import RESULTS, Parts, commit, part_name, statistics_in
 from pipelines.storage import Folder
 
 BATCH = 7
@@ -102,12 +102,13 @@ def put(run: Folder, who: str) -> None:
 def answers(run: Folder) -> str | None:
     """Whose answers the folder shows, all of them; None where it shows no part. Anything else fails the test."""
     assert run.names(RESULTS) in ([], [part_name(BATCH).removeprefix(f"{RESULTS}/")])
-    if not committed(run):
+    parts = Parts(run)
+    if BATCH not in parts:
         return None
-    found = read_part(run, BATCH)
+    (found,) = parts.read([BATCH])
     who: str = statistics_in(found)["by"]
     assert found.replace_schema_metadata().equals(part(who))
-    assert [[line["num_rows_written"] for line in some] for some in read_statistics(run, [BATCH])] == [[500]]
+    assert [[line["num_rows_written"] for line in some] for some in parts.statistics([BATCH])] == [[500]]
     return who
 
 
@@ -187,4 +188,4 @@ def test_a_part_cut_short_by_other_hands_is_refused_with_the_way_out(tmp_path: P
     put(run, "first")
     run.write(part_name(BATCH), run.read(part_name(BATCH))[:-10])
     with pytest.raises(RunFailed, match=r"part-00000007.parquet cannot be read: .*delete it and resume"):
-        list(read_statistics(run, [BATCH]))
+        list(Parts(run).statistics([BATCH]))

@@ -36,7 +36,7 @@ UNKNOWN_KEYS = {
     "prompt.str=1": "prompt.str is not a setting; "
     "there are: chat_template, chat_template_file, chat_template_kwargs, kind, max_tokens, special_tokens, system, template, "
     "template_file, too_long",
-    "output.x.y=1": "output.x is not a setting; there are: compression, on_existing, openai, path, patience_s",
+    "output.x.y=1": "output.x is not a setting; there are: compression, on_existing, openai, path, patience_s, rows_per_file",
     "engine.vllm=1": "engine.vllm is not a setting; "
     "there are: cpu_kv_cache_gib, cpu_threads, device, kind, kwargs, rows_per_batch",
     "errors.max_failed_row=1": "errors.max_failed_row is not a setting; did you mean max_failed_rows?",
@@ -87,6 +87,7 @@ WRONG_TYPES = {
     "postprocess.steps=json": 'postprocess.steps="json" must be a list: postprocess.steps=[...]',
     "model.reasoning_parser=5": f"""model.reasoning_parser=5 {QUOTE} 'model.reasoning_parser="..."'""",
     "output.openai=yes": 'output.openai="yes" must be true or false',
+    "output.rows_per_file=0": "output.rows_per_file=0 must be greater than 0",
     "errors.max_failed_rows=1.5": "errors.max_failed_rows=1.5 must be a whole number",
     "retry_failed=yes": 'retry_failed="yes" must be true or false',
 }

@@ -53,6 +53,7 @@ LEVELS = [
         "pipelines.prompts",
         "pipelines.readers",
         "pipelines.requests",
+        "pipelines.result_rows",
         "pipelines.sources",
         "pipelines.special_tokens",
         "pipelines.statistics",
@@ -62,6 +63,7 @@ LEVELS = [
     },
     {
         "pipelines.columns",
+        "pipelines.compaction",
         "pipelines.ids",
         "pipelines.openai_results",
         "pipelines.ordered_copy",

@@ -12,7 +12,7 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from pipelines.errors import ErrorKind
+from pipelines.errors import ErrorKind, RunFailed
 from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE, write_openai
 from pipelines.parts import part_name
 from pipelines.plan import Plan
@@ -179,7 +179,7 @@ def test_a_part_that_is_missing_leaves_the_files_as_they_were(run: Folder) -> No
     written(run, [ROW])
     before = run.read(OUTPUT_FILE)
     missing = Plan(pa.table({"batch_id": [0, 1]}), pa.schema([]), (), "2")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RunFailed, match="batch 1 has no part"):
         write_openai(run, missing, "my-model")
     assert run.read(OUTPUT_FILE) == before
 

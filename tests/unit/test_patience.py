@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipelines.errors import Stopped
-from pipelines.parts import commit, read_statistics
+from pipelines.parts import Parts, commit
 from pipelines.patience import is_passing, patiently
 from pipelines.storage import Folder
 
@@ -181,7 +181,7 @@ def test_a_part_that_storage_does_not_show_for_a_while_is_waited_for_and_never_c
     opened, refuse = MemoryFileSystem.open, failing(ConnectionResetError("reset"))
     monkeypatch.setattr(MemoryFileSystem, "open", lambda *given, **options: refuse() and opened(*given, **options))
     if comes:
-        assert [some[0]["num_rows_written"] for some in read_statistics(run, [3])] == [1]
+        assert [some[0]["num_rows_written"] for some in Parts(run).statistics([3])] == [1]
     else:
         with pytest.raises(TimeoutError, match=r"part-00000003.parquet: ConnectionResetError: reset"):
-            list(read_statistics(run, [3]))
+            list(Parts(run).statistics([3]))

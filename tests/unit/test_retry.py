@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.batch import find_todo
 from pipelines.config import BatchConfig
-from pipelines.parts import failures
+from pipelines.parts import Parts
 from pipelines.run import Run
 from pipelines.summary import finish
 from tests.unit.story import answer, echo, results
@@ -98,7 +98,7 @@ def test_a_stopped_run_that_is_retried_answers_what_failed_and_what_is_missing(
     path = jsonl([{"id": f"r{i}", "prompt": None if i == 4 else "fine"} for i in range(95)])
     command = [*echo(path, str(tmp_path / "run")), "errors.max_failed_fraction=1"]
     run, plan, _ = answer(batch_config(*command), most_shards=2)
-    assert failures(run.folder, range(2), before_attempt=2) == {0: 1}
+    assert Parts(run.folder).failures(range(2), before_attempt=2) == {0: 1}
     run, plan, _ = answer(batch_config(*command, "retry_failed=true"))
     assert finish(run, plan, batch_config(*command)).num_rows == 95
     assert sorted(by_id(run)) == sorted(f"r{i}" for i in range(95))

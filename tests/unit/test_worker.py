@@ -25,7 +25,7 @@ from pipelines.handover import check_folder
 from pipelines.heartbeat import deaths
 from pipelines.ledger import PHASES
 from pipelines.lifeline import Order
-from pipelines.parts import committed, part_name
+from pipelines.parts import Parts, part_name
 from pipelines.placement import Placement
 from pipelines.plan import make_shards
 from pipelines.rows import Request, Work
@@ -90,7 +90,7 @@ def test_a_resumed_run_answers_only_what_is_missing_and_gives_the_same_rows(
     path = jsonl([{"id": f"r{i}", "prompt": f"word {i} " * (i % 7 + 1)} for i in range(95)])
     config = batch_config(*echo(path, run_url))
     run, plan, _ = answer(config, most_shards=4)
-    before = committed(run.folder)
+    before = Parts(run.folder).batch_ids
     assert 0 < len(before) < plan.num_batches
 
     run, plan, reported = answer(config)
@@ -160,20 +160,20 @@ def test_verify_names_a_missing_a_foreign_and_a_wrong_part(
     whole = run.folder.read(part_name(1))
 
     run.folder.fs.rm(run.folder.path(part_name(1)))
-    with pytest.raises(RunFailed, match=r"1 of 3 batches have no part, the first is results/part-00000001\.parquet"):
-        verify(run, plan)
+    with pytest.raises(RunFailed, match=r"1 of 3 batches have no part, the first is batch 1"):
+        verify(run, plan, Parts(run.folder))
     run.folder.write(part_name(1), run.folder.read(part_name(2)))
     with pytest.raises(
         RunFailed, match=r"part-00000001\.parquet does not match the plan: batch_id 2 instead of 1, first_row 20 instead of 10"
     ):
-        verify(run, plan)
+        verify(run, plan, Parts(run.folder))
     run.folder.write(part_name(1), whole[: len(whole) // 2])
     with pytest.raises(RunFailed, match=r"part-00000001\.parquet cannot be read"):
-        verify(run, plan)
+        verify(run, plan, Parts(run.folder))
     run.folder.write(part_name(1), whole)
     run.folder.write(part_name(7), whole)
     with pytest.raises(RunFailed, match=r"1 parts are in no plan, the first is results/part-00000007\.parquet"):
-        verify(run, plan)
+        verify(run, plan, Parts(run.folder))
 
 
 def test_a_part_of_another_run_is_never_counted(batch_config: Config, jsonl: Callable[..., Path], run_url: str) -> None:
@@ -184,7 +184,7 @@ def test_a_part_of_another_run_is_never_counted(batch_config: Config, jsonl: Cal
     run, plan, _ = answer(batch_config(*command, "output.on_existing=replace"))
     run.folder.write(part_name(1), late)
     with pytest.raises(RunFailed, match=r"part-00000001\.parquet belongs to another run"):
-        verify(run, plan)
+        verify(run, plan, Parts(run.folder))
 
 
 def test_a_shard_that_is_handed_on_is_not_answered_twice(
@@ -205,7 +205,7 @@ def test_an_input_that_changed_after_planning_stops_the_worker(
     jsonl([{"id": str(i), "prompt": "ho"} for i in range(31)])
     with pytest.raises(RunFailed, match="changed since the run was planned"):
         asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1)))
-    assert not committed(run.folder)
+    assert not Parts(run.folder).batch_ids
 
 
 def test_an_input_that_is_gone_after_planning_is_a_bad_file_like_any_other(
@@ -371,7 +371,7 @@ def test_a_worker_that_is_told_to_stop_commits_what_is_in_its_engine_and_hands_b
     lines = asyncio.run(hand(config, run, plan, make_shards(plan.batches, num_workers=1), line))
     assert line.is_drained.wait(10)
     assert 0 < len(lines) < 100
-    assert sorted(one["batch_id"] for one in lines) == committed(run.folder)
+    assert sorted(one["batch_id"] for one in lines) == Parts(run.folder).batch_ids
 
     answer(config)
     assert sorted(row["id"] for row in results(run)) == sorted(row["id"] for row in rows)

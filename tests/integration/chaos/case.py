@@ -64,6 +64,7 @@ def draw_case(rng: Random, weights: Mapping[str, float]) -> Case:
         **settings_for(workers),
         "cluster.drain_s": rng.choice([0.5, 3, 10]),
         "output.patience_s": rng.choice([2, 8, 30]),
+        "output.rows_per_file": rng.choice(["null", "null", rows_per_batch, rng.randint(10, 400)]),
     }
     kinds = rng.choices(list(weights), list(weights.values()), k=rng.randint(5, 15))
     return Case(rows, settings, [(kind, _draw_moment(rng, num_batches)) for kind in kinds])

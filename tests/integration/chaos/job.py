@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Part:
     """A digest of what stands in it."""
     worker: str
     attempt: int
+    began_at: int
+    """With the worker, what tells one commit from another."""
 
 
 class Job:
@@ -146,19 +148,30 @@ class Job:
 
     def num_parts(self) -> int:
         """How many batches are committed."""
-        return sum(1 for _ in self.run.glob("results/part-*.parquet"))
+        return len(self._places())
+
+    def _places(self) -> dict[str, Path]:
+        """Where each batch is, by the name of its part: in a file of several batches, if it has come so far."""
+        # Parts first: they go when their file is there.
+        own = {path.name: path for path in self.run.glob("*/part-*.parquet") if path.name.count("-") == 1}
+        files = {name: path for path in self.run.glob("results/part-*-*.parquet") for name in _parts_in(path)}
+        return own | files
 
     def look(self) -> None:
         """Take note of the parts there are, and of those written again. Raises Broken where one has changed or is gone."""
-        now = {path.name: path for path in self.run.glob("results/part-*.parquet")}
+        now = self._places()
         if gone := self.seen.keys() - now.keys():
             raise Broken(f"parts that were committed are gone: {sorted(gone)}")
         for name, path in now.items():
             before = self.seen.get(name)
-            if before is not None and path.stat().st_mtime_ns == before.written_ns:
+            try:
+                if before is not None and path.stat().st_mtime_ns == before.written_ns:
+                    continue
+                part = _read(path, name)
+            except FileNotFoundError:  # its file has just taken its place; the next look will tell
                 continue
-            self.seen[name] = part = _read(path)
-            if before is None:
+            self.seen[name] = part
+            if before is None or (part.worker, part.began_at) == (before.worker, before.began_at):
                 continue
             if part.rows != before.rows:
                 raise Broken(f"{name} was committed, and then written again with other rows")
@@ -184,13 +197,22 @@ class Job:
         return self.folder / f"driver-{number}.log"
 
 
-def _read(path: Path) -> Part:
+def _parts_in(file: Path) -> Iterator[str]:
+    first, last = map(int, file.stem.split("-")[1:])
+    return (f"part-{batch_id:08d}.parquet" for batch_id in range(first, last + 1))
+
+
+def _read(path: Path, name: str) -> Part:
+    """Read a part, or what a file of several batches holds instead of it."""
     written_ns = path.stat().st_mtime_ns
-    table = pq.read_table(path)
-    rows = table.select(["id", "source_row", "status", "text", "error_kind"]).to_pylist()
-    statistics = json.loads(table.schema.metadata[b"fournee.batch"])
-    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return Part(written_ns, digest, statistics["worker"], statistics["attempt"])
+    file = pq.ParquetFile(path)
+    told = file.metadata.metadata
+    lines = json.loads(told[b"fournee.batches"]) if path.name != name else [json.loads(told[b"fournee.batch"])]
+    place = list(_parts_in(path)).index(name) if path.name != name else 0
+    start, statistics = sum(line["num_rows"] for line in lines[:place]), lines[place]
+    table = file.read(["id", "source_row", "status", "text", "error_kind"]).slice(start, statistics["num_rows"])
+    digest = hashlib.sha256(json.dumps(table.to_pylist()).encode()).hexdigest()
+    return Part(written_ns, digest, statistics["worker"], statistics["attempt"], statistics["started_at"])
 
 
 def _process_of(beat: dict[str, Any]) -> psutil.Process | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from pipelines import summary
-from pipelines.parts import committed, read_statistics
+from pipelines.parts import Parts
 from pipelines.row_profile import profile_rows
 from pipelines.schema import SUCCESS_FILE
 from pipelines.storage import Folder
@@ -25,7 +25,7 @@ def finalise(folder: Path, num_rows: int, num_parts: int) -> Numbers:
     made = _made(folder, num_rows, num_parts)
     found: Numbers = {"rows": num_rows, "parts": num_parts}
     with timed(found, "listing_s"):
-        committed(made.run.folder)
+        Parts(made.run.folder)
     moments: dict[str, float] = {}
     summary.verify = noting("verified", summary.verify, moments)
     summary.profile_rows = noting("profiled", summary.profile_rows, moments)
@@ -43,13 +43,13 @@ def far_away(folder: Path, num_rows: int, num_parts: int, request_ms: float) -> 
     register()
     SlowFileSystem.request_s = request_ms / 1000
     there = Folder(f"slow://{made.run.folder.path()}")
-    batches, workers = verify(made.run, made.plan)
+    batches, workers = verify(made.run, made.plan, Parts(made.run.folder))
     batch_ids = batches["batch_id"].to_pylist()
     found: Numbers = {"rows": num_rows, "parts": num_parts, "request_ms": request_ms}
     with _asked(found, "listing"):
-        committed(there)
+        parts = Parts(there)
     with _asked(found, "footers"):
-        deque(read_statistics(there, batch_ids), maxlen=0)
+        deque(parts.statistics(batch_ids), maxlen=0)
     with _asked(found, "row_pass"):
         profile_rows(there, batch_ids, workers)
     return found

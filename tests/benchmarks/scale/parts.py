@@ -11,9 +11,10 @@ from pipelines.compose import compose_settings
 from pipelines.config import BatchConfig
 from pipelines.heartbeat import Heartbeat
 from pipelines.parse import parse_config
-from pipelines.parts import commit, request_key, result_table
+from pipelines.parts import commit
 from pipelines.plan import Plan
 from pipelines.readers import read_batches
+from pipelines.result_rows import request_key, result_table
 from pipelines.rows import Answer, Batch, Completion, EngineTime, Request, Settled
 from pipelines.run import Run, begin_attempt, open_run
 from pipelines.sources import list_sources

@@ -19,6 +19,7 @@ from pipelines.errors import ConfigError, RunFailed
 from pipelines.inspection import read_run
 from pipelines.inspection.comparison import compare
 from pipelines.inspection.rows import failed_rows
+from pipelines.parts import Parts
 from pipelines.plan import Plan
 from pipelines.report import plan_report
 from pipelines.run import Run
@@ -51,7 +52,7 @@ def both(batch_config: Config, path: Path, folder: Path, *more: str) -> tuple[di
     for order in ("as_is", "by_prefix"):
         config = batch_config(*settings(path, folder / order, *more, f"input.order={order}"))
         run, plan, _ = answer(config)
-        verify(run, plan)
+        verify(run, plan, Parts(run.folder))
         rows = [{name: value for name, value in row.items() if name not in _TIMES} for row in results(run)]
         found.append({(row["source"], row["source_row"]): row for row in rows})
         assert len(found[-1]) == len(rows) == plan.num_rows

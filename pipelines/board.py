@@ -19,6 +19,7 @@ from pipelines.lifeline import Order
 
 _PATIENCE_S = 10.0
 _ORDER_S = 2.0  # to wait for an order before asking again
+_MOST_CALLS = 100_000  # at once: each worker has one waiting for an order; at Ray's 1,000, as many workers shut all others out
 _KILL_S = 30.0  # a process of Ray's must start for it: three seconds on a node with nothing to do
 _SUMMED = ("num_rows", "num_failed", "num_output_tokens")
 
@@ -112,7 +113,8 @@ class Board:
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._actor: ActorHandle = ray.remote(num_cpus=0)(_Board).options(scheduling_strategy=here).remote()
+        board = ray.remote(num_cpus=0, max_concurrency=_MOST_CALLS)(_Board)
+        self._actor: ActorHandle = board.options(scheduling_strategy=here).remote()
 
     # What a worker says and hears.
 

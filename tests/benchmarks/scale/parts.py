@@ -74,7 +74,7 @@ class _Template:
         """Write the part of a batch."""
         length = min(batch.num_rows, len(self._block.rows))
         block = self._block.take(range(length))
-        busy_s = (turn + 1) * batch.num_rows * _ROW_S
+        busy_s = (turn + 1) * self._first.num_rows * _ROW_S
         settled = [Settled(_request(self._config, batch, place), self._answer(turn, place)) for place in range(length)]
         table = result_table(batch, block, [row["id"] for row in block.rows], settled, [1] * length)
         shares = [share_of([one.outcome for one in settled], origin, Age(busy_s + 1.0, busy_s))]

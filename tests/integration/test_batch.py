@@ -245,6 +245,7 @@ def test_a_row_that_hangs_the_engine_is_found_and_failed_too(fournee: Fournee, j
     assert {death for death in workers["death"].to_pylist() if death} == {"no progress for 3 s (cluster.hang_timeout_s)"}
 
 
+@pytest.mark.slow
 def test_a_job_does_not_wait_for_ever_for_room(fournee: Fournee, jsonl: Jsonl, tmp_path: Path, wait_until: WaitUntil) -> None:
     path = jsonl(rows(4000))
     all_cpus = "cluster.cpus_per_worker=4"
@@ -319,6 +320,7 @@ def test_failed_rows_of_a_finished_run_are_answered_again_on_request(fournee: Fo
     assert (fournee.folder / "_SUCCESS").exists()
 
 
+@pytest.mark.slow
 def test_the_pool_grows_up_to_max_workers(fournee_alone: Fournee, jsonl: Jsonl) -> None:
     done = fournee_alone.run(
         *echo(jsonl(rows(800)), "engine.seconds_per_token=0.8", "cluster.max_workers=2", "cluster.cpus_per_worker=0.5")

@@ -62,6 +62,7 @@ def happened(log: Sequence[dict[str, Any]]) -> list[str]:
     return [line["fault"] for line in log if "fault" in line]
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_done_without_and_costs_at_most_what_it_had_in_flight(played: Play) -> None:
     counts, log = played(case("node killed", workers=1))
     assert happened(log) == ["node killed"]
@@ -87,6 +88,7 @@ def test_a_zombie_that_commits_late_changes_no_row(played: Play) -> None:
     assert counts.rows == 800
 
 
+@pytest.mark.slow
 def test_a_changed_input_and_a_second_driver_are_refused(played: Play) -> None:
     counts, log = played(case("input changed", "second driver", moment=Moment(num_parts=10), seconds_per_token=0.8))
     assert happened(log) == ["input changed", "second driver"]

@@ -121,6 +121,7 @@ def test_an_engine_process_that_is_killed_is_replaced_with_its_worker(
     assert not engine.is_running()
 
 
+@pytest.mark.slow
 def test_a_cache_that_the_models_length_does_not_fit_into_is_a_configuration_error(tmp_path: Path) -> None:
     """Only vLLM can judge the value, when it has loaded the model."""
     done = Fournee(tmp_path / "run", "").run("engine.kwargs.num_gpu_blocks_override=2")
@@ -178,6 +179,7 @@ def test_each_row_gets_what_it_asks_for_and_bad_ones_fail_alone(tmp_path: Path, 
     assert (rows["plain"]["sampling"], json.loads(rows["choice"]["sampling"])["choice"]) == (None, ["yes", "no"])
 
 
+@pytest.mark.slow
 def test_embedding_bodies_of_an_openai_batch_are_embedded(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
     texts = {"a": "The cat sat on the mat.", "b": "A cat was sitting on a mat.", "c": "Interest rates rose again."}
     lines = [

@@ -160,6 +160,7 @@ def test_a_run_from_bucket_to_bucket_whose_driver_is_killed_is_resumed_to_its_en
     assert server.secret not in done.out + done.err
 
 
+@pytest.mark.slow
 def test_storage_that_refuses_and_then_stalls_in_mid_run_is_waited_for(
     bucketed: Bucketed, server: Server, wait_until: WaitUntil
 ) -> None:

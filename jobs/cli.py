@@ -13,6 +13,7 @@ JOBS = {
     "history": "many runs, night by night; check whether the newest is worse than those before it",
     "inspect": "look into a run: counts, failed rows, a sample, what differs from another run",
     "report": "what runs came to: their totals here, their charts in report.html, several side by side",
+    "serve": "the model of a batch job, live behind OpenAI's API",
     "submit": "run one of these on a Ray cluster; follow it, look at it, stop it",
 }
 # `python jobs/batch.py` looks for modules in jobs/ first: a jobs/inspect.py would take the place of Python's own there.

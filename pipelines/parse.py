@@ -16,6 +16,7 @@ from pipelines.config import (
     HistoryConfig,
     InputConfig,
     SamplingConfig,
+    ServeConfig,
     SqlInput,
     Strict,
     SubmitConfig,
@@ -51,6 +52,11 @@ def parse_config(values: Mapping[str, Any]) -> BatchConfig:
 def parse_estimate(values: Mapping[str, Any]) -> EstimateConfig:
     """Turn composed settings into an `EstimateConfig`; raises like `parse_config`."""
     return _parsed(values, EstimateConfig)
+
+
+def parse_serve(values: Mapping[str, Any]) -> ServeConfig:
+    """Turn composed settings into a `ServeConfig`; raises like `parse_config`."""
+    return _parsed(values, ServeConfig)
 
 
 def _parsed(values: Mapping[str, Any], root: type[_Job]) -> _Job:

@@ -46,6 +46,7 @@ from pipelines.config.job import (
     OutputConfig,
     PricingConfig,
 )
+from pipelines.config.serve import QuotaConfig, ServeSettings
 from pipelines.config.strict import Strict, Text, TextOrList
 from pipelines.config.submit import SubmitConfig
 from pipelines.suggest import shown
@@ -81,8 +82,11 @@ __all__ = [
     "PostprocessConfig",
     "PricingConfig",
     "PromptConfig",
+    "QuotaConfig",
     "RegexStep",
     "SamplingConfig",
+    "ServeConfig",
+    "ServeSettings",
     "SqlInput",
     "Step",
     "Strict",
@@ -174,3 +178,9 @@ class EstimateConfig(BatchConfig):
     """Everything that `fournee estimate` can be told: the settings of the job, and what to estimate from."""
 
     estimate: EstimateSettings
+
+
+class ServeConfig(BatchConfig):
+    """Everything that `fournee serve` can be told: the settings of the job, and how to serve its model."""
+
+    serve: ServeSettings

@@ -23,18 +23,20 @@ from pipelines.config import (
     JsonlInput,
     LanceInput,
     ParquetInput,
+    ServeConfig,
     SqlInput,
     Strict,
     SubmitConfig,
     VllmEngineConfig,
 )
-from pipelines.parse import parse_config, parse_estimate, parse_history, parse_submit
+from pipelines.parse import parse_config, parse_estimate, parse_history, parse_serve, parse_submit
 
 # One YAML per job, and what its settings become.
 ROOTS: dict[str, type[Strict]] = {
     "batch": BatchConfig,
     "estimate": EstimateConfig,
     "history": HistoryConfig,
+    "serve": ServeConfig,
     "submit": SubmitConfig,
 }
 COMMENT_COLUMN, MAX_LINE = 32, 128
@@ -119,8 +121,11 @@ def test_every_choice_composes_and_parses(chosen: dict[str, str], template: Path
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_the_defaults_of_a_job_need_no_override(root: str) -> None:
-    parse = {"batch": parse_config, "estimate": parse_estimate, "history": parse_history, "submit": parse_submit}[root]
-    assert isinstance(parse(compose_settings(root, [])), ROOTS[root])
+    parsers = {
+        "batch": parse_config, "estimate": parse_estimate, "history": parse_history, "serve": parse_serve,
+        "submit": parse_submit,
+    }  # fmt: skip
+    assert isinstance(parsers[root](compose_settings(root, [])), ROOTS[root])
 
 
 def test_every_experiment_begins_with_the_command_that_runs_it() -> None:

@@ -9,10 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOORS = {
     "vllm": {"pipelines.engines.vllm"},  # the package
-    "ray.serve": set(),
+    "ray.serve": {"pipelines.serving.replicas"},
     "omegaconf": {"pipelines.compose"},
     "hydra": {"pipelines.compose"},
-    "ray": {"pipelines.cluster", "pipelines.board", "pipelines.metrics", "pipelines.submit"},
+    "ray": {"pipelines.cluster", "pipelines.board", "pipelines.metrics", "pipelines.submit", "pipelines.serving.replicas"},
+    "fastapi": {"pipelines.serving"},
     "transformers": {"pipelines.model"},
     "datasets": {"pipelines.tables.huggingface"},
     "sqlalchemy": {"pipelines.tables.sql"},
@@ -107,9 +108,10 @@ LEVELS = [
         "pipelines.outcome",
         "pipelines.pace",
         "pipelines.report",
+        "pipelines.serving",
     },
     {"pipelines.batch", "pipelines.submit"},
-    {"pipelines.estimate", "pipelines.pilot"},
+    {"pipelines.estimate", "pipelines.pilot", "pipelines.serve"},
     {"jobs"},
 ]
 

@@ -119,6 +119,7 @@ BATCH = pa.schema(
         pa.field("accelerator", pa.string(), nullable=False),
         pa.field("num_accelerators", pa.int64(), nullable=False),
         pa.field("attempt", pa.int64(), nullable=False),
+        pa.field("client", pa.string()),  # the API key's name, at the endpoint; null in a batch job
         pa.field("currency", pa.string(), nullable=False),
         pa.field("cost", pa.float64(), nullable=False),  # (prefill_s + decode_s) x accelerators x price
         pa.field("cost_per_million_output_tokens", pa.float64()),

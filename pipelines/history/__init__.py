@@ -24,7 +24,10 @@ _KEYS = {
     "experiment": "experiment",
     "accelerator": "accelerator",
     "node": "node",
+    "client": "client",
 }
+_OF_BATCH = ("node", "client")
+"""What only batches know."""
 KEYS = tuple(_KEYS)
 """What lines can be made by; times are those that have an order."""
 CHANGING = ("output_tokens_per_s", "cost_per_million_output_tokens", "cost_per_million_total_tokens")
@@ -54,7 +57,7 @@ _RUN_COLUMNS = (
     "output_tokens_per_s", "currency", "cost", "cost_per_million_output_tokens", "cost_per_million_total_tokens",
 )  # fmt: skip
 _BATCH_COLUMNS = (
-    "node", "accelerator", "currency", "num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens",
+    "node", "client", "accelerator", "currency", "num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens",
     "prefill_s", "decode_s", "cost",
 )  # fmt: skip
 # Only these columns: opening a thousand files is most of the time, and each column more takes its part.
@@ -71,7 +74,7 @@ _OF_RUNS = "SELECT * FROM runs"
 # A batch knows its own share of the engines, and nothing of the input's size or of time in which nothing ran.
 _OF_BATCHES = f"""
 SELECT batches.*, day, model, experiment, NULL::BIGINT AS input_bytes, NULL::DOUBLE AS wall_s
-FROM (SELECT left(filename, -{len(BATCH_TABLE) + 1}) AS run, node, accelerator, currency,
+FROM (SELECT left(filename, -{len(BATCH_TABLE) + 1}) AS run, node, client, accelerator, currency,
              total(num_rows) AS num_rows, total(num_failed) AS num_failed, total(num_prompt_tokens) AS num_prompt_tokens,
              total(num_output_tokens) AS num_output_tokens, total(prefill_s + decode_s) AS busy_s, total(cost) AS cost
       FROM {_files(BATCH, _BATCH_COLUMNS)}
@@ -128,7 +131,7 @@ class History:
         Where time is one of the keys, each line's changes are against the median of the up to `BEFORE` lines before it that
         have the same other keys. Null where there is nothing to divide by, or where a run or batch does not say.
         """
-        facts, files = (_OF_BATCHES, {"files": self._paths(BATCH_TABLE)}) if "node" in by else (_OF_RUNS, {})
+        facts, files = (_OF_BATCHES, {"files": self._paths(BATCH_TABLE)}) if set(_OF_BATCH) & set(by) else (_OF_RUNS, {})
         lines = _LINES.format(keys=", ".join(f"{_KEYS[key]} AS {key}" for key in by), facts=facts)
         others = ", ".join(key for key in (*by, "currency") if key not in TIMES)
         times = ", ".join(key for key in by if key in TIMES)

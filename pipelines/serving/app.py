@@ -33,13 +33,18 @@ class Gate:
     """Lets requests in, and sees them to their end."""
 
     def __init__(
-        self, config: ServeConfig, backend: Backend, keys: Keys, observer: Observer, special_tokens: Sequence[str] = ()
+        self,
+        config: ServeConfig,
+        backend: Backend,
+        keys: Keys,
+        observers: Sequence[Observer],
+        special_tokens: Sequence[str] = (),
     ):
         self.config = config
         self.keys = keys
         self._settings = config.serve
         self._backend = backend
-        self._observer = observer
+        self._observers = observers
         self._quotas = Quotas(config.serve.retry_after_s)
         self._asking = Asking(config, special_tokens)
 
@@ -76,19 +81,21 @@ class Gate:
     def _observed(self, client: Client, ask: Ask) -> Iterator[Answering]:
         """A request goes to a replica, and comes to an end; an error that has a status is counted where it is told."""
         answering = Answering(ask, client.name)
-        self._observer.began(answering.tally)
+        for observer in self._observers:
+            observer.began(answering.tally)
         try:
             yield answering
         except ApiError as error:
             answering.tally.error_kind = error.code or str(int(error.status))
             raise
         except asyncio.CancelledError:
-            answering.tally.error_kind = "left"
+            answering.tally.finish_reason = "left"
             raise
         finally:
             tally = answering.end()
             self._quotas.spent(client, tally.num_tokens)
-            self._observer.answered(tally)
+            for observer in self._observers:
+                observer.answered(tally)
 
     async def _said(self, ask: Ask, request_id: str, key: str) -> AsyncGenerator[Sequence[str], None]:
         """What the backend says, within the time that a request may take."""
@@ -140,12 +147,13 @@ class Gate:
                 fault = error if isinstance(error, ApiError) else ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
                 yield f"data: {json.dumps(fault.body())}\n\n"
             except (GeneratorExit, asyncio.CancelledError):
-                tally.error_kind = "left"
+                tally.finish_reason = "left"
                 raise
 
     def refused(self, request: Request, status: int) -> None:
         """Tell of a request that was not answered."""
-        self._observer.refused(getattr(request.state, "key", NOBODY), status)
+        for observer in self._observers:
+            observer.refused(getattr(request.state, "key", NOBODY), status)
 
 
 def build_app(gate: Gate, page: str) -> FastAPI:

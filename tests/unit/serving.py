@@ -76,7 +76,7 @@ class Endpoint:
         self.backend = Backend(self.config)
         self.heard = Heard()
         keys = Keys(self.config.serve, {VARIABLE: f"alice:{KEY}"} if environment is None else environment)
-        self.app = build_app(Gate(self.config, self.backend, keys, self.heard), "<title>page</title>")
+        self.app = build_app(Gate(self.config, self.backend, keys, [self.heard]), "<title>page</title>")
         self.client = TestClient(self.app, headers={"Authorization": f"Bearer {KEY}"}, raise_server_exceptions=False)
 
     def chat(self, **changes: Any) -> Any:

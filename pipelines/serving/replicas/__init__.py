@@ -27,6 +27,9 @@ from pipelines.serving.echo import EchoServer
 from pipelines.serving.endpoint import Endpoint
 from pipelines.serving.faults import Full, Unavailable
 from pipelines.serving.replicas.metrics import ServeMetrics
+from pipelines.serving.usage import Usage
+
+logger = logging.getLogger(__name__)
 
 APP = "fournee"
 _MODEL, _INGRESS = "model", "ingress"
@@ -97,16 +100,31 @@ class Replicas:
 class Ingress:
     """The process that clients talk to."""
 
-    def __init__(self, endpoint: Endpoint, handle: DeploymentHandle):
+    def __init__(self, endpoint: Endpoint, handle: DeploymentHandle, num_accelerators: int):
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         self._endpoint = endpoint
         self._backend: Backend = Replicas(handle)
+        self._usage = Usage(endpoint, num_accelerators)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once."""
         one = self._endpoint
-        observer = ServeMetrics(one.config)
-        return build_app(Gate(one.config, self._backend, one.keys, observer, one.special_tokens), one.page)
+        self._noting = asyncio.create_task(self._note())
+        observers = (ServeMetrics(one.config), self._usage)
+        return build_app(Gate(one.config, self._backend, one.keys, observers, one.special_tokens), one.page)
+
+    async def _note(self) -> None:
+        """Write the usage down now and then; a storage that is away for a while keeps nothing from being answered."""
+        while True:
+            await asyncio.sleep(self._endpoint.config.serve.usage_interval_s)
+            try:
+                await asyncio.to_thread(self._usage.write, await self._backend.num_ready())
+            except OSError:
+                logger.warning("usage could not be written", exc_info=True)
+
+    async def __del__(self) -> None:
+        """Called by Serve when requests have come to their end."""
+        await asyncio.to_thread(self._usage.write, await self._backend.num_ready())
 
 
 def deploy(endpoint: Endpoint, placement: Placement) -> None:
@@ -122,7 +140,7 @@ def deploy(endpoint: Endpoint, placement: Placement) -> None:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=endpoint.config.cluster.drain_s,
         graceful_shutdown_wait_loop_s=_SHUTDOWN_LOOP_S,
-    ).bind(endpoint, model)
+    ).bind(endpoint, model, placement.num_accelerators)
     serve.run(ingress, name=APP, route_prefix="/", logging_config=quiet)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config import BatchConfig, Device, VllmEngineConfig
+from pipelines.engines.served import KEY_VARIABLE
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
@@ -30,6 +31,8 @@ class Placement:
 def place(config: BatchConfig, resources: Mapping[str, float]) -> Placement:
     """Decide from the settings and from what the Ray cluster has (`ray.cluster_resources()`)."""
     engine = config.engine
+    if config.endpoint is not None:
+        return Placement("cpu", 1, {KEY_VARIABLE: os.environ.get(KEY_VARIABLE, "")})
     if not isinstance(engine, VllmEngineConfig):
         return Placement("cpu", 1, {})
     device = _device(engine)

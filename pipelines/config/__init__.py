@@ -114,6 +114,9 @@ class BatchConfig(Strict):
     budget: BudgetConfig
     pricing: PricingConfig
     cluster: ClusterConfig
+    endpoint: Text | None
+    """The URL of a `fournee serve` with the same settings whose replicas answer, when they have room, instead of engines of the
+    workers' own; its key is in the environment variable FOURNEE_API_KEY. No part of the run's identity."""
     experiment: str | None
     """The name of the experiment that was chosen, if one was; no part of the run's identity."""
     run_date: date | None
@@ -143,6 +146,8 @@ class BatchConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "BatchConfig":
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint={self.endpoint} must be a URL, such as http://127.0.0.1:8000")
         template = "prompt.template" if self.prompt.template_file is None else "prompt.template_file"
         sources = {
             "input.prompt_column": self.input.prompt_column,

@@ -1,4 +1,4 @@
-"""The engine: one protocol, two engines. Only the package `engines/vllm` imports vLLM."""
+"""The engine: one protocol, two engines, and a way to an endpoint's. Only the package `engines/vllm` imports vLLM."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -82,6 +82,10 @@ def build_engine(
 
     Raises ConfigError where its options are refused.
     """
+    if config.endpoint is not None:
+        from pipelines.engines.served import ServedEngine
+
+        return ServedEngine(config, config.endpoint)
     if isinstance(config.engine, EchoEngineConfig):
         from pipelines.engines.echo import EchoEngine
 

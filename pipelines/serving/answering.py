@@ -48,6 +48,8 @@ class Answering:
         """A whole answer, without what only we need."""
         answer: dict[str, Any] = json.loads(text)
         self._count(answer)
+        if not self._ask.is_background:  # a batch's worker wants to know the times, too
+            answer.pop("metrics", None)
         choices = answer.get("choices") or ()
         self.tally.finish_reason = next((one.get("finish_reason") for one in choices), None)
         return answer
@@ -67,6 +69,7 @@ class Answering:
         choices = piece.get("choices") or ()
         self._count(piece)
         piece.pop("usage", None)
+        piece.pop("metrics", None)
         if "error" in piece:
             self.tally.error_kind = "engine_error"
         for choice in choices:
@@ -86,7 +89,7 @@ class Answering:
         return tally
 
     def _count(self, said: dict[str, Any]) -> None:
-        usage, times, tally = said.get("usage") or {}, said.pop("metrics", None) or {}, self.tally
+        usage, times, tally = said.get("usage") or {}, said.get("metrics") or {}, self.tally
         if usage:
             tally.num_prompt_tokens = usage.get("prompt_tokens") or 0
             tally.num_output_tokens = usage.get("completion_tokens") or 0

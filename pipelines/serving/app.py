@@ -25,6 +25,7 @@ from pipelines.serving.faults import ApiError, Full, Unavailable, of_engine
 from pipelines.serving.keys import NOBODY, Client, Keys
 from pipelines.serving.marks import Marks, body_of
 from pipelines.serving.quotas import Quotas
+from pipelines.serving.room import Room
 
 _EVENTS = "text/event-stream"
 
@@ -46,6 +47,7 @@ class Gate:
         self._backend = backend
         self._observers = observers
         self._quotas = Quotas(config.serve.retry_after_s)
+        self._room = Room(config.serve.target_running, config.serve.idle_s)
         self._asking = Asking(config, special_tokens)
 
     def client(self, request: Request) -> Client:
@@ -66,9 +68,11 @@ class Gate:
         body = await body_of(request, self._settings.max_body_bytes)
         if self._settings.log_prompts:
             request.state.prompt = body.get("messages") or body.get("prompt") or body.get("input")
-        ask = self._asking.ask(endpoint, body)
+        ask = self._asking.ask(endpoint, body, is_background=client.is_background)
         with ExitStack() as stack:
             stack.enter_context(self._quotas.admitted(client))
+            num_ready = await self._backend.num_ready()
+            stack.enter_context(self._room.taken(is_background=client.is_background, num_ready=num_ready))
             answering = stack.enter_context(self._observed(client, ask))
             said = self._said(ask, request.state.request_id, client.name)
             first = await self._first(said)

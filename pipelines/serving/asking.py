@@ -6,12 +6,13 @@ refuses what it would, with the same words. The engine is told every parameter, 
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from pipelines.config import SamplingConfig, ServeConfig
 from pipelines.errors import RowError
+from pipelines.openai_bodies import parameters_body
 from pipelines.openai_requests import body_of
 from pipelines.parameters import merge, row_seed
 from pipelines.prompts import Renderer
@@ -19,8 +20,6 @@ from pipelines.serving.faults import ApiError, of_row
 from pipelines.structured import check_form
 
 CHAT, TEXT, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-_STRUCTURED = {"json_schema": "json", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-_ANOTHER_NAME = ("json_schema", "regex", "choice", "grammar", "logprobs", "seed")
 _EMBEDDING_KEYS = {"model", "input", "encoding_format", "dimensions", "user"}
 # What a row cannot ask for and a client can: it changes how the answer comes, or makes the model call a tool.
 _LIVE = ("stream", "stream_options", "return_token_ids")
@@ -35,6 +34,8 @@ class Ask:
     is_stream: bool = False
     wants_usage: bool = False
     """Whether a stream ends with its token counts."""
+    is_background: bool = False
+    """Whether it is a row of a batch, which live requests go before."""
 
 
 class Asking:
@@ -43,12 +44,15 @@ class Asking:
     def __init__(self, config: ServeConfig, special_tokens: Sequence[str] = ()):
         self._config = config
         self._renderer = Renderer(config.prompt, config.input, special_tokens)
+        # Without a parser that finds calls in answers, tools are part of the prompt and nothing else, as in a batch.
+        self._usual_choice = "none" if config.model.tool_call_parser is None else "auto"
 
-    def ask(self, endpoint: str, body: dict[str, Any]) -> Ask:
+    def ask(self, endpoint: str, body: dict[str, Any], *, is_background: bool = False) -> Ask:
         """Return what to ask the engine for a body; raises ApiError."""
         self._check_model(body.get("model"))
         try:
-            return self._embedding(body) if endpoint == EMBEDDINGS else self._generation(endpoint, body)
+            asked = self._embedding(body) if endpoint == EMBEDDINGS else self._generation(endpoint, body)
+            return replace(asked, is_background=is_background)
         except RowError as error:
             raise of_row(error) from None
         except RecursionError:
@@ -81,11 +85,13 @@ class Asking:
         asked = body_of({"body": kept, "url": endpoint}, "body")
         prompt, _ = self._renderer.complete(asked.prompt, "body.messages" if endpoint == CHAT else "body.prompt")
         sampling = self._sampling(asked.changes)
-        engine_body = {"model": self._config.model.name, **_parameters(sampling, endpoint)}
+        engine_body = {"model": self._config.model.name, **parameters_body(sampling, is_chat=endpoint == CHAT)}
+        if "max_tokens" not in asked.changes:
+            del engine_body["max_tokens"]  # the engine's default, which it cuts to what a long prompt leaves room for
         if endpoint == CHAT:
             engine_body |= {"messages": prompt, **self._template(asked.chat_template_kwargs)}
             if asked.tools is not None:
-                engine_body |= {"tools": asked.tools, "tool_choice": choice if makes_call else "auto"}
+                engine_body |= {"tools": asked.tools, "tool_choice": choice if makes_call else self._usual_choice}
             elif makes_call:
                 raise ApiError(HTTPStatus.BAD_REQUEST, "tool_choice needs tools", param="tool_choice")
         else:
@@ -119,16 +125,3 @@ def _switch(body: dict[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ApiError(HTTPStatus.BAD_REQUEST, f"{name} must be true or false", param=name)
     return bool(value)
-
-
-def _parameters(sampling: SamplingConfig, endpoint: str) -> dict[str, Any]:
-    """All parameters as vLLM's server takes them."""
-    plain = json.loads(sampling.model_dump_json(exclude=set(_ANOTHER_NAME)))
-    forms = {name: getattr(sampling, own) for own, name in _STRUCTURED.items() if getattr(sampling, own) is not None}
-    if forms:
-        plain["structured_outputs"] = {name: list(form) if isinstance(form, tuple) else form for name, form in forms.items()}
-    if sampling.seed is not None:
-        plain["seed"] = sampling.seed
-    if sampling.logprobs is not None:
-        plain |= {"logprobs": True, "top_logprobs": sampling.logprobs} if endpoint == CHAT else {"logprobs": sampling.logprobs}
-    return {key: value for key, value in plain.items() if value is not None}

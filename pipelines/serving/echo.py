@@ -51,7 +51,8 @@ class EchoServer:
         if ask.endpoint == EMBEDDINGS:
             raise ApiError(400, "the echo engine has no embeddings")
         prompt = ask.body.get("messages") or ask.body["prompt"]
-        sampling = self._config.sampling.model_copy(update={"max_tokens": ask.body["max_tokens"], "n": ask.body["n"]})
+        own: dict[str, Any] = {name: ask.body[name] for name in ("max_tokens", "n") if name in ask.body}
+        sampling = self._config.sampling.model_copy(update=own)
         try:
             prepared = self._engine.prepare(Request("", prompt, sampling))
         except RowError as error:

@@ -9,6 +9,7 @@ from pipelines.model import model_digest, pinned_revision
 from pipelines.prompt_tokens import tokens_for
 from pipelines.serving.keys import Keys
 from pipelines.serving.page import page_of
+from pipelines.storage import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class Endpoint:
 
     config: ServeConfig
     keys: Keys
+    folder: Folder
+    """Where files, batches and usage are kept; named by its absolute path in other processes."""
     model_digest: str
     special_tokens: Sequence[str]
     """The tokenizer's own, where `prompt.special_tokens` does something about them."""
@@ -39,6 +42,7 @@ def endpoint_of(config: ServeConfig, environment: Mapping[str, str]) -> Endpoint
     return Endpoint(
         config=config,
         keys=keys,
+        folder=Folder(config.serve.folder, config.output.patience_s),
         model_digest="echo" if isinstance(config.engine, EchoEngineConfig) else model_digest(config.model),
         # Reading the tokenizer takes seconds, which only a policy that does something is worth.
         special_tokens=tokens_for(config).special_tokens if config.prompt.special_tokens in ("escape", "fail") else (),

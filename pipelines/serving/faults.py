@@ -6,6 +6,7 @@ from typing import Any
 from pipelines.errors import ErrorKind, RowError
 
 _OWN_FAULT = 500  # and above: the server's
+_LATER_S = 10.0  # a replica that died is noticed within seconds, and another loads its model first
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -66,4 +67,5 @@ def of_engine(error: dict[str, Any]) -> ApiError:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
     is_too_long = "maximum context length" in message or "maximum model length" in message or "max_model_len" in message
     code = "context_length_exceeded" if is_too_long and status < _OWN_FAULT else None
-    return ApiError(status, message, code=code, param=error.get("param"))
+    later_s = _LATER_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return ApiError(status, message, code=code, param=error.get("param"), retry_after_s=later_s)

@@ -7,6 +7,7 @@ arrive that way.
 """
 
 import hashlib
+import hmac
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ from pipelines.suggest import did_you_mean
 VARIABLE = "FOURNEE_API_KEYS"
 NOBODY = "anonymous"
 """The name of whoever asks where no keys are set."""
+_BATCH = "batch:"
+_NO_LIMITS = QuotaConfig(requests_per_minute=None, tokens_per_minute=None, requests_at_once=None)
 _LEAST_LENGTH = 20  # characters of a key that somebody made up
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -33,6 +36,8 @@ class Client:
 
     name: str
     quota: QuotaConfig
+    is_background: bool = False
+    """Whether it is a batch that runs on the server itself."""
 
 
 class Keys:
@@ -45,6 +50,7 @@ class Keys:
         elif given := environment.get(VARIABLE, "").strip():
             self._take(given, settings.quota)
         self._nobody = Client(NOBODY, settings.quota)
+        self._batch_secret = secrets.token_bytes(32)  # another one at each start, and in nobody else's hands
         if settings.is_public and not self._clients:
             raise ConfigError(
                 f"serve.host={settings.host} can be reached from other machines, and there are no API keys; make one with "
@@ -59,10 +65,21 @@ class Keys:
 
     def client(self, authorization: str | None) -> Client | None:
         """Whose key an Authorization header bears; None where it is nobody's."""
-        if not self._clients:
-            return self._nobody
         scheme, _, key = (authorization or "").partition(" ")
-        return self._clients.get(hash_of(key.strip())) if scheme.lower() == "bearer" else None
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        if key.startswith(_BATCH):
+            return self._behind(key)
+        return self._clients.get(hash_of(key)) if self._clients else self._nobody
+
+    def batch_key_for(self, name: str) -> str:
+        """What a batch on this server asks with, on behalf of whoever made it."""
+        signature = hmac.new(self._batch_secret, name.encode(), "sha256").hexdigest()
+        return f"{_BATCH}{name}:{signature}"
+
+    def _behind(self, batch_key: str) -> Client | None:
+        name = batch_key.removeprefix(_BATCH).partition(":")[0]
+        is_ours = hmac.compare_digest(batch_key.encode("utf-8", "surrogateescape"), self.batch_key_for(name).encode())
+        return Client(name, _NO_LIMITS, is_background=True) if is_ours else None
 
     def _read(self, file: str, lines: Iterable[str], quota: QuotaConfig) -> None:
         for number, line in enumerate(lines, 1):

@@ -34,7 +34,6 @@ from pipelines.schema import BATCH_TABLE, RESULT, RUN, RUN_FILE, RUN_TABLE, SUCC
 from pipelines.serving.answering import Tally
 from pipelines.serving.endpoint import Endpoint
 from pipelines.statistics import Origin, Timing, batch_table, statistics_of, tokens_per_s
-from pipelines.storage import Folder
 
 USAGE = "usage"
 _COLUMNS = (
@@ -66,7 +65,7 @@ class Usage:
         self._digest = endpoint.model_digest
         self._now = clock
         self._server = uuid.uuid4().hex[:8]
-        self._folder = Folder(config.serve.folder)
+        self._folder = endpoint.folder
         self._origin = Origin(
             fingerprint=fingerprint_of({"model": self._digest, "prompt": config.prompt.model_dump(mode="json"),
                                         "sampling": config.sampling.model_dump(mode="json")}),

@@ -50,8 +50,8 @@ UNKNOWN_KEYS = {
     "input.version=3": "input.version is not a setting of this input; "
     "it belongs to input=delta or input=iceberg or input=lance",
     "engine.max_num_seqs=5": "engine.max_num_seqs is not a setting of this engine; it belongs to engine=echo",
-    "foo=1": "foo is not a setting; there are: budget, cluster, dry_run, engine, errors, experiment, input, model, output, "
-    "postprocess, pricing, progress_interval_s, prompt, retry_failed, run_date, sampling, verbose",
+    "foo=1": "foo is not a setting; there are: budget, cluster, dry_run, endpoint, engine, errors, experiment, input, model, "
+    "output, postprocess, pricing, progress_interval_s, prompt, retry_failed, run_date, sampling, verbose",
 }
 WRONG_TYPES = {
     "input.path=12": f"""input.path=12 {QUOTE} 'input.path="..."'""",
@@ -68,6 +68,7 @@ WRONG_TYPES = {
     "engine.kwargs=3": "engine.kwargs=3 must be a mapping: {name: value}",
     "cluster.workers=true": "cluster.workers=true must be a whole number",
     "dry_run=yes": 'dry_run="yes" must be true or false',
+    "endpoint=5": f"""endpoint=5 {QUOTE} 'endpoint="..."'""",
     "input.ids=unique": """input.ids="unique" must be 'allow' or 'require_unique'""",
     "input.request_column=5": f"""input.request_column=5 {QUOTE} 'input.request_column="..."'""",
     "input.order=sorted": """input.order="sorted" must be 'as_is' or 'by_prefix'""",

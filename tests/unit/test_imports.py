@@ -46,6 +46,7 @@ LEVELS = [
         "pipelines.histograms",
         "pipelines.intervals",
         "pipelines.model",
+        "pipelines.openai_bodies",
         "pipelines.openai_requests",
         "pipelines.parameters",
         "pipelines.parts",

@@ -7,25 +7,31 @@ imports vLLM, which takes 18 s of a core in each process.
 import asyncio
 import json
 import logging
+import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 from fastapi import FastAPI
-from ray import serve
+from ray import get_runtime_context, serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from pipelines.config import EchoEngineConfig, ServeConfig
+from pipelines.engines.served import KEY_VARIABLE
 from pipelines.placement import Placement
 from pipelines.serving.app import Gate, build_app
 from pipelines.serving.asking import Ask
 from pipelines.serving.backend import Backend
+from pipelines.serving.batch_routes import add_batch_routes
+from pipelines.serving.batches import Batches
 from pipelines.serving.echo import EchoServer
 from pipelines.serving.endpoint import Endpoint
 from pipelines.serving.faults import Full, Unavailable
+from pipelines.serving.files import Files
+from pipelines.serving.job_process import run_in_process
 from pipelines.serving.replicas.metrics import ServeMetrics
 from pipelines.serving.usage import Usage
 
@@ -90,10 +96,11 @@ class Replicas:
                 said.cancel()
 
     async def num_ready(self) -> int:
-        """How many of them run, as Serve saw it within the last second."""
+        """How many of them run, as Serve's controller said within the last second, or last said if it is busy."""
         if time.monotonic() - self._looked_at_s >= _LOOK_S:
             self._looked_at_s = time.monotonic()
-            self._num_ready = await asyncio.to_thread(_num_running)
+            with suppress(TimeoutError):
+                self._num_ready = await asyncio.wait_for(asyncio.to_thread(_num_running), _LOOK_S)
         return self._num_ready
 
 
@@ -111,7 +118,22 @@ class Ingress:
         one = self._endpoint
         self._noting = asyncio.create_task(self._note())
         observers = (ServeMetrics(one.config), self._usage)
-        return build_app(Gate(one.config, self._backend, one.keys, observers, one.special_tokens), one.page)
+        gate = Gate(one.config, self._backend, one.keys, observers, one.special_tokens)
+        app = build_app(gate, one.page)
+        files = Files(one.folder, one.config.serve.max_file_bytes)
+        batches = Batches(one.config, one.folder, files, self._run_job)
+        add_batch_routes(app, gate, files, batches)
+        self._running = asyncio.create_task(batches.run_for_ever())
+        return app
+
+    async def _run_job(self, settings: str, client: str, is_cancelled: Callable[[], bool]) -> int:
+        """Run a batch as a job of this cluster that asks this endpoint."""
+        environment = {
+            "RAY_ADDRESS": get_runtime_context().gcs_address,
+            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
+            KEY_VARIABLE: self._endpoint.keys.batch_key_for(client),
+        }
+        return await run_in_process(settings, is_cancelled, environment)
 
     async def _note(self) -> None:
         """Write the usage down now and then; a storage that is away for a while keeps nothing from being answered."""

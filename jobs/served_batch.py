@@ -1,0 +1,33 @@
+"""Run a batch that came over the endpoint, as `fournee batch` does: its settings come as JSON on the standard input."""
+
+import logging
+import sys
+
+from pipelines.batch import run_batch, stop_on_signal
+from pipelines.config import BatchConfig
+from pipelines.errors import ConfigError, ExitCode, Stopped, TooManyFailures
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run it to its end; returns the exit code (`pipelines.errors.ExitCode`)."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s batch %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        with stop_on_signal():
+            _, summary = run_batch(BatchConfig.model_validate_json(sys.stdin.read()), lambda run: None)
+            return summary.exit_code
+    except ConfigError:
+        logger.exception("refused")
+        return ExitCode.BAD_CONFIG
+    except TooManyFailures:
+        return ExitCode.ROWS_FAILED
+    except Stopped:
+        return ExitCode.STOPPED
+    except Exception:
+        logger.exception("failed")
+        return ExitCode.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

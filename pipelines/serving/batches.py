@@ -1,0 +1,178 @@
+"""Batches over the endpoint: each is a normal run of the batch job in a process of its own, one after the other.
+
+A batch's record says how far it is. What a run has committed lies in its run folder, so a server that starts again goes on
+with whatever its records say is not over; no row is answered twice. The run asks this server, as any client does, and is
+told to wait while live requests need the replicas.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from pipelines.config import ServeConfig
+from pipelines.errors import ExitCode
+from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE
+from pipelines.parts import committed, read_statistics
+from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT
+from pipelines.serving.faults import ApiError
+from pipelines.serving.files import Files, Records
+from pipelines.serving.served_job import batch_config
+from pipelines.storage import Folder
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+_COUNT_S = 5.0
+_WINDOW_S = 24 * 3600
+_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+_MOST_METADATA = 16
+_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+RunJob = Callable[[str, str, Callable[[], bool]], Awaitable[int]]
+"""Runs a job from its settings as JSON, for a client, asking again and again whether it is to stop; returns its exit code."""
+
+
+class Batches:
+    """The batches of one endpoint."""
+
+    def __init__(self, config: ServeConfig, folder: Folder, files: Files, run_job: RunJob):
+        self._config = config
+        self._folder = folder
+        self._files = files
+        self._run_job = run_job
+        self.records = Records(self._folder, "batches", "batch_")
+
+    def add(self, body: Mapping[str, Any], client: str) -> dict[str, Any]:
+        """Take a batch on; raises ApiError."""
+        endpoint, window, file_id = body.get("endpoint"), body.get("completion_window"), body.get("input_file_id")
+        if endpoint not in (CHAT, TEXT, EMBEDDINGS):
+            raise _refusal("endpoint", f"endpoint must be one of {CHAT}, {TEXT}, {EMBEDDINGS}")
+        if window != "24h":
+            raise _refusal("completion_window", 'completion_window must be "24h"')
+        file = self._files.records.get(str(file_id), client)
+        if file["purpose"] != "batch":
+            raise _refusal("input_file_id", f"{file['id']} was not uploaded with purpose=batch")
+        metadata = body.get("metadata")
+        if metadata is not None and not _is_metadata(metadata):
+            raise _refusal("metadata", f"metadata must be a mapping of at most {_MOST_METADATA} texts")
+        now = int(time.time())
+        return self.records.put({
+            "id": self.records.new_id(), "object": "batch", "endpoint": endpoint, "errors": None, "input_file_id": file["id"],
+            "completion_window": window, "status": "validating", "output_file_id": None, "error_file_id": None,
+            "created_at": now, "expires_at": now + _WINDOW_S, **{f"{status}_at": None for status in _TIMES},
+            "request_counts": {"total": 0, "completed": 0, "failed": 0}, "metadata": metadata, "client": client,
+        })  # fmt: skip
+
+    def cancel(self, batch_id: str, client: str) -> dict[str, Any]:
+        """Stop a batch; what is answered stays. Raises ApiError."""
+        record = self.records.get(batch_id, client)
+        if record["status"] not in _OPEN:
+            raise ApiError(HTTPStatus.CONFLICT, f"{batch_id} is {record['status']} already")
+        return self._moved(record, "cancelling")
+
+    async def run_for_ever(self) -> None:
+        """Run what is to be run, the oldest first."""
+        while True:
+            try:
+                todo = [one for one in await asyncio.to_thread(self.records.all) if one["status"] in _OPEN]
+                if todo:
+                    await self._run(todo[-1])
+            except Exception:
+                logger.exception("batches could not be looked at")
+            await asyncio.sleep(_POLL_S)
+
+    async def _run(self, record: dict[str, Any]) -> None:
+        batch_id, client = record["id"], record["client"]
+        if record["status"] == "cancelling":
+            self._end(record, "cancelled")
+            return
+        file = self._files.records.get(record["input_file_id"], client)
+        total = await asyncio.to_thread(_num_lines, self._files, file)
+        if not total:
+            self._moved(record, "failed", errors=_errors("empty_file", "the file has no lines"))
+            return
+        record = self._moved(record, "in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
+        config = batch_config(self._config, input_url=self._files.url(file), run_url=self._run_url(batch_id))
+        watching = asyncio.create_task(self._watch(batch_id))
+        try:
+            code = await self._run_job(config.model_dump_json(), client, lambda: self._is_cancelled(batch_id, client))
+        finally:
+            watching.cancel()
+        record = await asyncio.to_thread(self._count, batch_id)
+        if record["status"] == "cancelling":
+            self._end(record, "cancelled")
+        elif code in (ExitCode.OK, ExitCode.ROWS_FAILED):
+            self._end(self._moved(record, "finalizing"), "completed")
+        elif code == ExitCode.BAD_CONFIG:
+            self._moved(record, "failed", errors=_errors("invalid_file", "the file cannot be run; the server's log says why"))
+        else:
+            logger.warning("%s ended with exit code %s; it is run again", batch_id, code)
+
+    async def _watch(self, batch_id: str) -> None:
+        """Count what is answered now and then."""
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            await asyncio.to_thread(self._count, batch_id)
+
+    def _is_cancelled(self, batch_id: str, client: str) -> bool:
+        return bool(self.records.get(batch_id, client)["status"] == "cancelling")
+
+    def _count(self, batch_id: str) -> dict[str, Any]:
+        run = Folder(self._run_url(batch_id))
+        lines = [line for some in read_statistics(run, committed(run)) for line in some]
+        num_ok, num_failed = (sum(line[name] for line in lines) for name in ("num_ok", "num_failed"))
+        counts = {"completed": num_ok, "failed": num_failed}
+        total = self.records.update(batch_id)["request_counts"]["total"]
+        return self.records.update(batch_id, request_counts={"total": total, **counts})
+
+    def _end(self, record: dict[str, Any], status: str) -> None:
+        made = {
+            kind: self._file_of(record, name, f"{record['id']}_{kind}.jsonl")
+            for kind, name in (("output", OUTPUT_FILE), ("error", ERRORS_FILE))
+        }
+        self._moved(record, status, **{f"{kind}_file_id": file_id for kind, file_id in made.items()})
+
+    def _file_of(self, record: dict[str, Any], name: str, shown_name: str) -> str | None:
+        """A file of what the run wrote; none where it wrote nothing."""
+        path = f"{self._run_path(record['id'])}/{name}"
+        if not self._folder.exists(path) or not (num_bytes := self._folder.fs.size(self._folder.path(path))):
+            return None
+        file_id = f"file-{record['id'].removeprefix('batch_')}{'0' if name == OUTPUT_FILE else '1'}"
+        noted = self._files.note(
+            file_id, path, num_bytes=num_bytes, name=shown_name, purpose="batch_output", client=record["client"]
+        )
+        return str(noted["id"])
+
+    def _moved(self, record: dict[str, Any], status: str, **more: Any) -> dict[str, Any]:
+        return self.records.update(record["id"], status=status, **{f"{status}_at": int(time.time())}, **more)
+
+    def _run_path(self, batch_id: str) -> str:
+        return f"batch_runs/{batch_id}"
+
+    def _run_url(self, batch_id: str) -> str:
+        return f"{self._folder.url.rstrip('/')}/{self._run_path(batch_id)}"
+
+
+def _num_lines(files: Files, file: dict[str, Any]) -> int:
+    """How many rows a file has: a line that is not empty is one."""
+    count, rest = 0, b""
+    for chunk in files.read(file):
+        *lines, rest = (rest + chunk).split(b"\n")
+        count += sum(1 for line in lines if line.strip())
+    return count + bool(rest.strip())
+
+
+def _is_metadata(value: Any) -> bool:
+    is_mapping = isinstance(value, dict) and len(value) <= _MOST_METADATA
+    return is_mapping and all(isinstance(one, str) for pair in value.items() for one in pair)
+
+
+def _refusal(param: str, message: str) -> ApiError:
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param)
+
+
+def _errors(code: str, message: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"code": code, "message": message, "param": None, "line": None}]}

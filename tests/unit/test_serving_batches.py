@@ -1,0 +1,240 @@
+"""Files and batches over the endpoint: OpenAI's own client drives them, and each batch is a run of the batch job's story."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from pipelines.config import BatchConfig
+from pipelines.engines.served import KEY_VARIABLE
+from pipelines.errors import ExitCode
+from pipelines.run import Run
+from pipelines.serving.app import Gate, build_app
+from pipelines.serving.batch_routes import add_batch_routes
+from pipelines.serving.batches import Batches
+from pipelines.serving.files import Files
+from pipelines.serving.keys import VARIABLE, Keys
+from pipelines.storage import Folder
+from pipelines.summary import finish
+from tests.unit.serving import ASKED, KEY, Backend, Heard, config_of
+from tests.unit.story import answer
+
+OTHER = "sk-bob-0123456789abcdef"
+
+
+class Server:
+    """An endpoint that listens, with batches that run in this process."""
+
+    def __init__(self, folder: Path, *overrides: str, monkeypatch: pytest.MonkeyPatch):
+        self.monkeypatch = monkeypatch
+        self.config = config_of(f"serve.folder={folder}", "serve.idle_s=0.0", "sampling.max_tokens=16", *overrides)
+        self.backend, self.heard = Backend(self.config), Heard()
+        self.keys = Keys(self.config.serve, {VARIABLE: f"alice:{KEY},bob:{OTHER}"})
+        gate = Gate(self.config, self.backend, self.keys, [self.heard])
+        self.app = build_app(gate, "")
+        self.folder = Folder(str(folder))
+        self.batches = Batches(self.config, self.folder, Files(self.folder, 10_000), self.run_job)
+        add_batch_routes(self.app, gate, Files(self.folder, 10_000), self.batches)
+        self.most_shards: int | None = None
+        self.runs: list[Run] = []
+
+    def __enter__(self) -> "Server":
+        self._server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error"))
+        threading.Thread(target=self._server.run, daemon=True).start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.should_exit = True
+
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    async def run_job(self, settings: str, client: str, is_cancelled: Callable[[], bool]) -> int:
+        """The story, without Ray; `most_shards` kills it half-way."""
+        config = BatchConfig.model_validate_json(settings).model_copy(update={"endpoint": self.url})
+        self.monkeypatch.setenv(KEY_VARIABLE, self.keys.batch_key_for(client))
+        run, plan, _ = await asyncio.to_thread(answer, config, most_shards=self.most_shards)
+        self.runs.append(run)
+        if is_cancelled() or self.most_shards is not None:
+            return ExitCode.STOPPED
+        return (await asyncio.to_thread(finish, run, plan, config)).exit_code
+
+    def work(self, seconds: float = 30.0) -> None:
+        """Run batches until none is open, or the time is over."""
+
+        async def until_done() -> None:
+            looking = asyncio.create_task(self.batches.run_for_ever())
+            deadline = time.monotonic() + seconds
+            while any(one["status"] in ("validating", "in_progress", "cancelling") for one in self.batches.records.all()):
+                assert time.monotonic() < deadline, "the batch did not end"
+                await asyncio.sleep(0.02)
+            looking.cancel()
+
+        asyncio.run(until_done())
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with Server(tmp_path, monkeypatch=monkeypatch) as one:
+        yield one
+
+
+def line(name: str, **changes: Any) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": {**ASKED, **changes}})
+
+
+def upload(client: openai.OpenAI, *lines: str) -> str:
+    return client.files.create(file=("rows.jsonl", "\n".join(lines).encode()), purpose="batch").id
+
+
+def create(client: openai.OpenAI, file_id: str, **more: Any) -> Any:
+    return client.batches.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"night": "1"}, **more
+    )
+
+
+def test_a_batch_is_answered_row_by_row_and_its_files_can_be_downloaded(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, line("a"), line("b", temperature=9), line("c", max_tokens=2)))
+    assert (batch.status, batch.metadata) == ("validating", {"night": "1"})
+    server.work()
+    done = client.batches.retrieve(batch.id)
+    assert done.status == "completed" and done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
+    output = [json.loads(one) for one in client.files.content(done.output_file_id or "").text.splitlines()]
+    errors = [json.loads(one) for one in client.files.content(done.error_file_id or "").text.splitlines()]
+    said = {one["custom_id"]: one["response"]["body"]["choices"][0] for one in output}
+    assert said["a"]["message"]["content"] == "Say these five words back"
+    assert (said["c"]["message"]["content"], said["c"]["finish_reason"]) == ("Say these", "length")
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in errors] == [("b", 400)]
+    assert {tally.key for tally in server.heard.tallies} == {"alice"}  # whoever made it is who used the tokens
+    assert all(ask.is_background for ask in server.backend.asked)
+
+
+def test_a_batch_that_was_cut_off_goes_on_after_a_restart_and_no_row_is_asked_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("engine.rows_per_batch=1",)
+    with Server(tmp_path, *overrides, monkeypatch=monkeypatch) as first:
+        client = first.client()
+        batch = create(client, upload(client, *(line(str(number)) for number in range(6))))
+        first.most_shards = 2
+        record = first.batches.records.get(batch.id, "alice")
+        asyncio.run(first.batches._run(record))
+        asked = len(first.backend.asked)
+        assert 0 < asked < 6 and client.batches.retrieve(batch.id).status == "in_progress"
+    with Server(tmp_path, *overrides, monkeypatch=monkeypatch) as second:
+        second.work()
+        done = second.client().batches.retrieve(batch.id)
+        assert done.status == "completed" and done.request_counts is not None
+        assert (done.request_counts.completed, len(second.backend.asked)) == (6, 6 - asked)
+        lines = second.client().files.content(done.output_file_id or "").text.splitlines()
+        assert [json.loads(one)["custom_id"] for one in lines] == [str(number) for number in range(6)]
+
+
+def test_rows_of_a_batch_wait_for_live_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(tmp_path, "serve.target_running=1", "engine.seconds_per_token=0.1", monkeypatch=monkeypatch) as server:
+        client = server.client()
+        batch = create(client, upload(client, line("a")))
+        live = client.chat.completions.create(**ASKED, stream=True)
+        next(live)  # the one place is taken
+        worker = threading.Thread(target=server.work)
+        worker.start()
+        time.sleep(0.3)
+        assert not any(ask.is_background for ask in server.backend.asked)
+        assert ("alice", HTTPStatus.TOO_MANY_REQUESTS) in server.heard.refusals
+        list(live)
+        worker.join(30)
+        assert client.batches.retrieve(batch.id).status == "completed"
+
+
+def test_a_batch_can_be_cancelled(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, line("a")))
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    server.work()
+    assert client.batches.retrieve(batch.id).status == "cancelled"
+    with pytest.raises(openai.ConflictError, match="is cancelled already"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_file_without_rows_fails_its_batch(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, "", " "))
+    server.work()
+    failed = client.batches.retrieve(batch.id)
+    assert failed.status == "failed" and failed.errors is not None and failed.errors.data is not None
+    assert failed.errors.data[0].code == "empty_file"
+
+
+def test_lists_are_in_pages_the_newest_first(server: Server) -> None:
+    client = server.client()
+    file_id = upload(client, line("a"))
+    made = [create(client, file_id).id for _ in range(3)]
+    assert {one.id for one in client.batches.list(limit=2)} == set(made)  # the client follows the pages
+    first = client.batches.list(limit=2)
+    assert (len(first.data), first.has_more) == (2, True)
+    assert [one.id for one in client.files.list()] == [file_id]
+    with pytest.raises(openai.BadRequestError):
+        client.batches.list(limit=0)
+
+
+def test_a_client_sees_its_own_files_and_batches_only(server: Server) -> None:
+    alice, bob = server.client(), server.client(OTHER)
+    file_id = upload(alice, line("a"))
+    batch = create(alice, file_id)
+    for refused in (
+        lambda: bob.files.retrieve(file_id), lambda: bob.files.content(file_id), lambda: bob.files.delete(file_id),
+        lambda: create(bob, file_id), lambda: bob.batches.retrieve(batch.id), lambda: bob.batches.cancel(batch.id),
+    ):  # fmt: skip
+        with pytest.raises(openai.NotFoundError):
+            refused()
+    assert not list(bob.files.list()) and not list(bob.batches.list())
+
+
+def test_a_deleted_file_is_gone(server: Server, tmp_path: Path) -> None:
+    client = server.client()
+    file_id = upload(client, line("a"))
+    assert client.files.delete(file_id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file_id)
+    assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize("wrong", [
+    {"endpoint": "/v1/responses"}, {"completion_window": "1h"}, {"metadata": {"a": 1}},
+    {"metadata": {str(n): "" for n in range(17)}},
+])  # fmt: skip
+def test_a_batch_that_cannot_be_is_refused(wrong: dict[str, Any], server: Server) -> None:
+    client = server.client()
+    body = {"input_file_id": upload(client, line("a")), "endpoint": "/v1/chat/completions", "completion_window": "24h", **wrong}
+    with pytest.raises(openai.BadRequestError):
+        client.post("/batches", body=body, cast_to=object)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "file-..", "file-%2e%2e", "file-", "x"])
+def test_an_id_is_no_path(name: str, server: Server) -> None:
+    with pytest.raises((openai.NotFoundError, ValueError)):
+        server.client().files.content(name)
+
+
+def test_an_upload_that_is_too_large_or_no_file_is_refused(server: Server) -> None:
+    client = server.client()
+    with pytest.raises(openai.APIStatusError) as caught:
+        upload(client, "x" * 20_000)
+    assert caught.value.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    with pytest.raises(openai.BadRequestError):
+        client.files.create(file=b"x", purpose="assistants")
+    with pytest.raises(openai.BadRequestError):
+        client.post("/files", body={"purpose": "batch"}, cast_to=object)

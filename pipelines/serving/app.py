@@ -24,6 +24,7 @@ from pipelines.serving.backend import Backend, Observer
 from pipelines.serving.faults import ApiError, Full, Unavailable, of_engine
 from pipelines.serving.keys import NOBODY, Client, Keys
 from pipelines.serving.marks import Marks, body_of
+from pipelines.serving.page import POLICY
 from pipelines.serving.quotas import Quotas
 from pipelines.serving.room import Room
 
@@ -168,8 +169,8 @@ def build_app(gate: Gate, page: str) -> FastAPI:
              "max_model_len": gate.config.model.max_model_len}  # fmt: skip
 
     @app.get("/", response_class=HTMLResponse)
-    async def root() -> str:
-        return page
+    async def root() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @app.get("/health")
     @app.get("/ready")

@@ -2,9 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from pipelines.compose import compose_settings
@@ -16,6 +21,7 @@ from pipelines.serving.asking import Ask
 from pipelines.serving.echo import EchoServer
 from pipelines.serving.faults import Full, Unavailable
 from pipelines.serving.keys import VARIABLE, Keys
+from pipelines.serving.page import page_of
 
 KEY = "sk-alice-0123456789abcdef"
 ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": "Say these five words back"}]}
@@ -76,11 +82,26 @@ class Endpoint:
         self.backend = Backend(self.config)
         self.heard = Heard()
         keys = Keys(self.config.serve, {VARIABLE: f"alice:{KEY}"} if environment is None else environment)
-        self.app = build_app(Gate(self.config, self.backend, keys, [self.heard]), "<title>page</title>")
+        self.app = build_app(Gate(self.config, self.backend, keys, [self.heard]), page_of(self.config, keys))
         self.client = TestClient(self.app, headers={"Authorization": f"Bearer {KEY}"}, raise_server_exceptions=False)
 
     def chat(self, **changes: Any) -> Any:
         return self.client.post("/v1/chat/completions", json={**ASKED, **changes})
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The application behind a port of this machine for the block; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 def events(text: str) -> list[Any]:

@@ -229,3 +229,14 @@ def test_a_wrong_setting_is_named_before_anything_starts(override: str, message:
 def test_a_policy_that_only_a_batch_can_follow_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"prompt\.too_long=truncate_left cuts rows of a batch"):
         endpoint_of(config_of("prompt.too_long=truncate_left"), {})
+
+
+def test_the_page_shows_the_model_and_its_limits_and_nothing_that_a_name_brings_in() -> None:
+    name = "</script><script>alert(1)</script>"
+    endpoint = Endpoint(f"model.name='{name}'", "serve.quota.requests_per_minute=60", "serve.max_answer_tokens=64")
+    response = endpoint.client.get("/", headers={"Authorization": ""})
+    assert response.status_code == 200
+    assert name not in response.text and "&lt;/script&gt;" in response.text
+    for limit in ("2,048 tokens", "64 tokens", "60 requests per minute"):
+        assert limit in response.text
+    assert "connect-src 'self'" in response.headers["content-security-policy"]

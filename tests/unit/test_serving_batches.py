@@ -11,7 +11,6 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
 from pipelines.config import BatchConfig
 from pipelines.engines.served import KEY_VARIABLE
@@ -24,7 +23,7 @@ from pipelines.serving.files import Files
 from pipelines.serving.keys import VARIABLE, Keys
 from pipelines.storage import Folder
 from pipelines.summary import finish
-from tests.unit.serving import ASKED, KEY, Backend, Heard, config_of
+from tests.unit.serving import ASKED, KEY, Backend, Heard, config_of, listening
 from tests.unit.story import answer
 
 OTHER = "sk-bob-0123456789abcdef"
@@ -47,15 +46,12 @@ class Server:
         self.runs: list[Run] = []
 
     def __enter__(self) -> "Server":
-        self._server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error"))
-        threading.Thread(target=self._server.run, daemon=True).start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self._listening = listening(self.app)
+        self.url = self._listening.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._server.should_exit = True
+        self._listening.__exit__(None, None, None)
 
     def client(self, key: str = KEY) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)

@@ -27,6 +27,7 @@ from pipelines.serving.marks import Marks, body_of
 from pipelines.serving.page import POLICY
 from pipelines.serving.quotas import Quotas
 from pipelines.serving.room import Room
+from pipelines.serving.schemas import body_of_endpoint
 
 _EVENTS = "text/event-stream"
 
@@ -165,8 +166,13 @@ def build_app(gate: Gate, page: str) -> FastAPI:
     """The application of a gate, with the page at its root."""
     app = FastAPI(title="Fournée", description=f"{gate.config.model.name} behind OpenAI's API", docs_url=None, redoc_url=None)
     _add_ways_out(app, gate)
-    model = {"id": gate.config.model.name, "object": "model", "created": int(time.time()), "owned_by": "fournee",
-             "max_model_len": gate.config.model.max_model_len}  # fmt: skip
+    model: dict[str, Any] = {
+        "id": gate.config.model.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "fournee",
+        "max_model_len": gate.config.model.max_model_len,
+    }
 
     @app.get("/", response_class=HTMLResponse)
     async def root() -> HTMLResponse:
@@ -192,11 +198,9 @@ def build_app(gate: Gate, page: str) -> FastAPI:
         return model
 
     for endpoint in (CHAT, TEXT, EMBEDDINGS):
-        app.add_api_route(endpoint, _answering(gate, endpoint), methods=["POST"], openapi_extra=_BODY, name=endpoint)
+        described = body_of_endpoint(endpoint, model["id"])
+        app.add_api_route(endpoint, _answering(gate, endpoint), methods=["POST"], openapi_extra=described, name=endpoint)
     return app
-
-
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 def _answering(gate: Gate, endpoint: str) -> Callable[[Request], Awaitable[Response]]:

@@ -14,20 +14,16 @@ from pipelines.serving.batches import Batches
 from pipelines.serving.faults import ApiError
 from pipelines.serving.files import Files, shown
 from pipelines.serving.marks import body_of
+from pipelines.serving.schemas import BATCH_BODY, UPLOAD_BODY
 
 _FORM_BYTES = 2**16  # of a form, besides the file in it
-_UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": {
-    "type": "object", "required": ["file", "purpose"],
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}},
-}}}}}  # fmt: skip
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 def add_batch_routes(app: FastAPI, gate: Gate, files: Files, batches: Batches) -> None:
     """Serve files and batches; each client sees its own only."""
     _add_files(app, gate, files)
 
-    @app.post("/v1/batches", openapi_extra=_BODY)
+    @app.post("/v1/batches", openapi_extra=BATCH_BODY)
     async def create_batch(request: Request) -> dict[str, Any]:
         client = gate.client(request)
         body = await body_of(request, gate.config.serve.max_body_bytes)
@@ -48,7 +44,7 @@ def add_batch_routes(app: FastAPI, gate: Gate, files: Files, batches: Batches) -
 
 
 def _add_files(app: FastAPI, gate: Gate, files: Files) -> None:
-    @app.post("/v1/files", openapi_extra=_UPLOAD)
+    @app.post("/v1/files", openapi_extra=UPLOAD_BODY)
     async def upload(request: Request) -> dict[str, Any]:
         client = gate.client(request)
         _check_length(request, gate.config.serve.max_file_bytes)

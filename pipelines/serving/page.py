@@ -9,7 +9,10 @@ from pipelines.config import QuotaConfig, ServeConfig
 from pipelines.serving.keys import Keys
 
 _PAGE = Path(__file__).with_name("page.html")
-POLICY = "default-src 'none'; img-src data:; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; img-src data:; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "form-action 'none'"
+)
 """What a browser lets the page do: talk to this server, and nothing else."""
 
 

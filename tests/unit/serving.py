@@ -82,7 +82,8 @@ class Endpoint:
         self.backend = Backend(self.config)
         self.heard = Heard()
         keys = Keys(self.config.serve, {VARIABLE: f"alice:{KEY}"} if environment is None else environment)
-        self.app = build_app(Gate(self.config, self.backend, keys, [self.heard]), page_of(self.config, keys))
+        self.gate = Gate(self.config, self.backend, keys, [self.heard])
+        self.app = build_app(self.gate, page_of(self.config, keys))
         self.client = TestClient(self.app, headers={"Authorization": f"Bearer {KEY}"}, raise_server_exceptions=False)
 
     def chat(self, **changes: Any) -> Any:

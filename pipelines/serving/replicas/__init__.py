@@ -8,9 +8,8 @@ import asyncio
 import json
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,7 +23,6 @@ from pipelines.engines.served import KEY_VARIABLE
 from pipelines.placement import Placement
 from pipelines.serving.app import Gate, build_app
 from pipelines.serving.asking import Ask
-from pipelines.serving.backend import Backend
 from pipelines.serving.batch_routes import add_batch_routes
 from pipelines.serving.batches import Batches
 from pipelines.serving.echo import EchoServer
@@ -75,7 +73,7 @@ class Replicas:
 
     def __init__(self, handle: DeploymentHandle):
         self._handle = handle.options(stream=True)
-        self._num_ready, self._looked_at_s = 0, -_LOOK_S
+        self._num_ready = 0
 
     async def answer(self, ask: Ask, *, request_id: str, key: str) -> AsyncGenerator[Sequence[str], None]:
         """Ask one of them; raises Full or Unavailable."""
@@ -96,12 +94,17 @@ class Replicas:
                 said.cancel()
 
     async def num_ready(self) -> int:
-        """How many of them run, as Serve's controller said within the last second, or last said if it is busy."""
-        if time.monotonic() - self._looked_at_s >= _LOOK_S:
-            self._looked_at_s = time.monotonic()
-            with suppress(TimeoutError):
-                self._num_ready = await asyncio.wait_for(asyncio.to_thread(_num_running), _LOOK_S)
+        """How many of them run, as Serve's controller said last."""
         return self._num_ready
+
+    async def look_for_ever(self) -> None:
+        """Ask the controller again and again, beside the requests: it takes 50 ms to answer, and sometimes far longer."""
+        while True:
+            try:
+                self._num_ready = await asyncio.to_thread(_num_running)
+            except (RayError, RayServeException):
+                logger.warning("Serve's controller does not say how many replicas run", exc_info=True)
+            await asyncio.sleep(_LOOK_S)
 
 
 class Ingress:
@@ -110,20 +113,20 @@ class Ingress:
     def __init__(self, endpoint: Endpoint, handle: DeploymentHandle, num_accelerators: int):
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         self._endpoint = endpoint
-        self._backend: Backend = Replicas(handle)
+        self._backend = Replicas(handle)
         self._usage = Usage(endpoint, num_accelerators)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once."""
         one = self._endpoint
-        self._noting = asyncio.create_task(self._note())
+        self._tasks = [asyncio.create_task(self._backend.look_for_ever()), asyncio.create_task(self._note())]
         observers = (ServeMetrics(one.config), self._usage)
         gate = Gate(one.config, self._backend, one.keys, observers, one.special_tokens)
         app = build_app(gate, one.page)
         files = Files(one.folder, one.config.serve.max_file_bytes)
         batches = Batches(one.config, one.folder, files, self._run_job)
         add_batch_routes(app, gate, files, batches)
-        self._running = asyncio.create_task(batches.run_for_ever())
+        self._tasks.append(asyncio.create_task(batches.run_for_ever()))
         return app
 
     async def _run_job(self, settings: str, client: str, is_cancelled: Callable[[], bool]) -> int:

@@ -1,0 +1,154 @@
+"""An endpoint as a job's engine: what it says becomes answers, its refusals failed rows, and a busy one is asked again."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from pipelines.compose import compose_settings
+from pipelines.engines.served import ServedEngine
+from pipelines.errors import EngineDead, ErrorKind, RowError
+from pipelines.openai_requests import body_of
+from pipelines.parse import parse_config
+from pipelines.rows import Answer
+from pipelines.rows import Request as Asked
+from tests.unit.serving import listening
+
+CONFIG = parse_config(compose_settings("batch", ["endpoint=http://127.0.0.1:1", "sampling.max_tokens=16"]))
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+class Script:
+    """An endpoint that says what it was told to, one after the other, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.says: list[tuple[int, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.app = FastAPI()
+
+        @self.app.post("/v1/{path:path}")
+        async def answer(request: Request, path: str) -> JSONResponse:
+            self.bodies.append(await request.json())
+            status, body = self.says.pop(0)
+            return JSONResponse(body, status, {"Retry-After": "0"})
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Script, ServedEngine]]:
+    script = Script()
+    with listening(script.app) as url:
+        yield script, ServedEngine(CONFIG, url, pause_s=0.01)
+
+
+def outcome_of(served: tuple[Script, ServedEngine], *says: tuple[int, Any], **asked: Any) -> Any:
+    script, engine = served
+    script.says, script.bodies = list(says), []
+    request = Asked("k", asked.pop("prompt", CHAT), asked.pop("sampling", CONFIG.sampling), **asked)
+    (outcome,) = engine.submit([engine.prepare(request)]).outcomes(10)
+    assert not script.says
+    return outcome
+
+
+def choice(**values: Any) -> dict[str, Any]:
+    return {"index": 0, "finish_reason": "stop", "stop_reason": None, "logprobs": None, **values}
+
+
+def error(message: str, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "x", "param": None, "code": code}}
+
+
+def test_an_answer_comes_with_its_counts_and_times(served: tuple[Script, ServedEngine]) -> None:
+    times = {"queue_time_ms": 100, "time_to_first_token_ms": 200, "generation_time_ms": 300}
+    said = {"choices": [choice(message={"content": "Hello"}, token_ids=[1, 2, 3])], "usage": USAGE, "metrics": times}
+    answer = outcome_of(served, (200, said))
+    assert isinstance(answer, Answer)
+    assert (answer.completions[0].text, answer.completions[0].num_output_tokens) == ("Hello", 3)
+    assert (answer.num_prompt_tokens, answer.num_cached_tokens) == (7, 4)
+    assert (answer.queue_s, answer.ttft_s, answer.generation_s) == pytest.approx((0.1, 0.3, 0.3))
+
+
+def test_calls_reasoning_and_log_probabilities_come_along(served: tuple[Script, ServedEngine]) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    token = {"token": "Hi", "logprob": -0.5, "bytes": None}
+    logprobs = {"content": [{**token, "top_logprobs": [token, {"token": "Ho", "logprob": -1.5, "bytes": None}]}]}
+    message = {"content": None, "reasoning": "because", "tool_calls": calls}
+    said = {"choices": [choice(message=message, finish_reason="tool_calls", logprobs=logprobs)], "usage": USAGE}
+    one = outcome_of(served, (200, said)).completions[0]
+    assert (one.text, one.finish_reason, one.reasoning, json.loads(one.tool_calls)) == ("", "stop", "because", calls)
+    assert [[(two["text"], two["logprob"]) for two in place] for place in one.logprobs] == [[("Hi", -0.5), ("Ho", -1.5)]]
+
+
+def test_a_completion_and_an_embedding_are_asked_for_where_they_are(served: tuple[Script, ServedEngine]) -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0, "b": -2.0}], "text_offset": [0]}
+    said = {"choices": [choice(text="a", logprobs=logprobs)], "usage": USAGE}
+    one = outcome_of(served, (200, said), prompt="x").completions[0]
+    assert (one.text, [two["text"] for two in one.logprobs[0]]) == ("a", ["a", "b"])
+    vector = outcome_of(
+        served, (200, {"data": [{"embedding": [0.5, 0.5]}], "usage": {"prompt_tokens": 2}}), prompt="x", embeds=True
+    )
+    assert (vector.completions[0].embedding, vector.num_prompt_tokens) == ([0.5, 0.5], 2)
+
+
+def test_a_busy_endpoint_is_asked_again_until_it_answers(served: tuple[Script, ServedEngine]) -> None:
+    busy = [(status, error("later", None)) for status in (429, 503, 502, 504, 429)]
+    answer = outcome_of(served, *busy, (200, {"choices": [choice(message={"content": "x"})], "usage": USAGE}))
+    assert answer.completions[0].text == "x"
+
+
+@pytest.mark.parametrize(("status", "code", "kind"), [
+    (400, "context_length_exceeded", ErrorKind.PROMPT_TOO_LONG),
+    (400, "invalid_schema", ErrorKind.INVALID_SCHEMA),
+    (400, "invalid_parameter", ErrorKind.INVALID_PARAMETER),
+    (400, None, ErrorKind.ENGINE_REFUSED),
+    (413, None, ErrorKind.ENGINE_REFUSED),
+])  # fmt: skip
+def test_a_refusal_is_the_rows_own_failure(
+    status: int, code: str | None, kind: ErrorKind, served: tuple[Script, ServedEngine]
+) -> None:
+    refusal = outcome_of(served, (status, error("no", code)))
+    assert isinstance(refusal, RowError) and (refusal.kind, refusal.message) == (kind, "no")
+
+
+def test_a_fault_of_the_endpoint_is_tried_again_a_few_times(served: tuple[Script, ServedEngine]) -> None:
+    fault = (500, "not JSON of ours")
+    refusal = outcome_of(served, fault, fault, fault)
+    assert isinstance(refusal, RowError) and refusal.kind == ErrorKind.ENGINE_ERROR
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_wrong_key_or_model_is_no_rows_fault(status: int, served: tuple[Script, ServedEngine]) -> None:
+    with pytest.raises(EngineDead, match=f"answered {status}: no"):
+        outcome_of(served, (status, error("no", None)))
+
+
+def test_what_is_asked_is_read_as_it_was_meant(served: tuple[Script, ServedEngine]) -> None:
+    """Both ways of writing and reading bodies agree, for every parameter."""
+    sampling = CONFIG.sampling.model_copy(
+        update={
+            "max_tokens": 3,
+            "temperature": 0.5,
+            "stop": ("a",),
+            "seed": 4,
+            "regex": "a+",
+            "logprobs": 2,
+            "logit_bias": {"5": 1.0},
+        }
+    )
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    said = {"choices": [choice(message={"content": "x"})], "usage": USAGE}
+    outcome_of(served, (200, said), sampling=sampling, tools=tools, chat_template_kwargs={"a": 1})
+    (body,) = served[0].bodies
+    del body["return_token_ids"]
+    read = body_of({"body": body}, "body")
+    given = {name: value for name, value in sampling.model_dump(mode="json").items() if value is not None}
+    assert read.changes == given
+    assert (read.prompt, read.tools, read.chat_template_kwargs) == (CHAT, tools, {"a": 1})
+
+
+def test_the_jobs_own_length_is_left_to_the_endpoint(served: tuple[Script, ServedEngine]) -> None:
+    outcome_of(served, (200, {"choices": [choice(message={"content": "x"})], "usage": USAGE}))
+    assert "max_tokens" not in served[0].bodies[0]

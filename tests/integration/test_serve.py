@@ -90,7 +90,7 @@ def wait_for(batch_id: str, client: openai.OpenAI, seconds: float = 180.0) -> An
 def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
     """In one test, since starting Ray Serve takes half a minute."""
     own = ("serve.max_running=2", "serve.max_queued=2", "serve.usage_interval_s=1.0", "serve.idle_s=0.0")
-    words = "word " * 60
+    endless = {"model": "smollm2", "prompt": "word " * 2000, "max_tokens": 2000, "stream": True}  # 100 seconds
     with serving(tmp_path, "engine=echo", "engine.seconds_per_token=0.05", *own) as server:
         # The README's line.
         (curl,) = (shlex.split(one) for one in COMMANDS if one.startswith("curl "))
@@ -102,7 +102,7 @@ def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
         assert server.post({**QUESTION, "messages": []}).status_code == 400
         assert requests.get(f"{server.url}/v1/models", timeout=30).status_code == 401
         # A client that leaves frees its place, and a full queue refuses.
-        leaving = [server.post({"model": "smollm2", "prompt": words, "stream": True}, stream=True) for _ in range(2)]
+        leaving = [server.post(endless, stream=True) for _ in range(2)]
         for one in leaving:
             next(one.iter_lines())
             one.close()
@@ -113,7 +113,7 @@ def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
             thread.start()
         for thread in asking:
             thread.join()
-        assert time.monotonic() - began < 2.5, "those that left still run"
+        assert time.monotonic() - began < 50, "those that left still run"
         assert {one.status_code for one in found} == {200, 429}
         assert all("retry-after" in one.headers for one in found if one.status_code == 429)
         # A batch is a run of the cluster.

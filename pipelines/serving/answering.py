@@ -51,7 +51,7 @@ class Answering:
         if not self._ask.is_background:  # a batch's worker wants to know the times, too
             answer.pop("metrics", None)
         choices = answer.get("choices") or ()
-        self.tally.finish_reason = next((one.get("finish_reason") for one in choices), None)
+        self.tally.finish_reason = next((one.get("finish_reason") for one in choices), "stop")  # of embeddings, too
         return answer
 
     def events(self, texts: Iterable[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from pipelines.config import ServeConfig
 from pipelines.serving.answering import Answering
@@ -80,8 +81,7 @@ class Gate:
             first = await self._first(said)
             if not ask.is_stream:
                 return JSONResponse(answering.whole(first[0]))
-            running = stack.pop_all()
-        return StreamingResponse(self._relayed(answering, first, said, running), media_type=_EVENTS)
+            return _Events(_relayed(answering, first, said), said, stack.pop_all())
 
     @contextmanager
     def _observed(self, client: Client, ask: Ask) -> Iterator[Answering]:
@@ -94,11 +94,10 @@ class Gate:
         except ApiError as error:
             answering.tally.error_kind = error.code or str(int(error.status))
             raise
-        except asyncio.CancelledError:
-            answering.tally.finish_reason = "left"
-            raise
         finally:
             tally = answering.end()
+            if tally.finish_reason is None and tally.error_kind is None:
+                tally.finish_reason = "left"
             self._quotas.spent(client, tally.num_tokens)
             for observer in self._observers:
                 observer.answered(tally)
@@ -135,31 +134,44 @@ class Gate:
             raise of_engine(json.loads(texts[0])["error"])
         return texts
 
-    async def _relayed(
-        self, answering: Answering, first: Sequence[str], said: AsyncGenerator[Sequence[str], None], running: ExitStack
-    ) -> AsyncGenerator[str, None]:
-        """The pieces of a stream as events. An error half-way is one of them: the status is gone out long ago."""
-        tally = answering.tally
-        with running:
-            try:
-                async with aclosing(said):
-                    for event in answering.events(first):
-                        yield event
-                    async for texts in said:
-                        for event in answering.events(texts):
-                            yield event
-            except (ApiError, Unavailable) as error:
-                tally.error_kind = "engine_error"
-                fault = error if isinstance(error, ApiError) else ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-                yield f"data: {json.dumps(fault.body())}\n\n"
-            except (GeneratorExit, asyncio.CancelledError):
-                tally.finish_reason = "left"
-                raise
-
     def refused(self, request: Request, status: int) -> None:
         """Tell of a request that was not answered."""
         for observer in self._observers:
             observer.refused(getattr(request.state, "key", NOBODY), status)
+
+
+async def _relayed(
+    answering: Answering, first: Sequence[str], said: AsyncGenerator[Sequence[str], None]
+) -> AsyncGenerator[str, None]:
+    """The pieces of a stream as events. An error half-way is one of them: the status is gone out long ago."""
+    try:
+        for event in answering.events(first):
+            yield event
+        async for texts in said:
+            for event in answering.events(texts):
+                yield event
+    except (ApiError, Unavailable) as error:
+        answering.tally.error_kind = "engine_error"
+        fault = error if isinstance(error, ApiError) else ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        yield f"data: {json.dumps(fault.body())}\n\n"
+
+
+class _Events(StreamingResponse):
+    """A stream that lets go of what it holds however it ends, also where its client left before it began."""
+
+    def __init__(self, events: AsyncGenerator[str, None], said: AsyncGenerator[Sequence[str], None], running: ExitStack):
+        super().__init__(events, media_type=_EVENTS)
+        self._generators = (events, said)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._running:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                for generator in self._generators:
+                    await generator.aclose()
 
 
 def build_app(gate: Gate, page: str) -> FastAPI:

@@ -1,5 +1,7 @@
 """The endpoint's promises: OpenAI's shapes and statuses, closed by default, bounded, and the job's own settings."""
 
+import asyncio
+import contextlib
 import json
 import logging
 from typing import Any
@@ -7,10 +9,11 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from starlette.requests import ClientDisconnect
 
 from pipelines.errors import ConfigError
 from pipelines.serving.endpoint import endpoint_of
-from tests.unit.serving import ASKED, Endpoint, config_of, events
+from tests.unit.serving import ASKED, KEY, Endpoint, config_of, events
 
 
 def test_an_answer_has_openais_shape_and_is_tallied() -> None:
@@ -240,3 +243,31 @@ def test_the_page_shows_the_model_and_its_limits_and_nothing_that_a_name_brings_
     for limit in ("2,048 tokens", "64 tokens", "60 requests per minute"):
         assert limit in response.text
     assert "connect-src 'self'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("sent_before", [0, 1, 3])
+def test_a_client_that_leaves_at_any_moment_frees_its_place(sent_before: int) -> None:
+    endpoint = Endpoint("engine.seconds_per_token=0.01")
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    said = iter([{"type": "http.request", "body": body, "more_body": False}])
+    left = 0
+
+    async def receive() -> Any:
+        try:
+            return next(said)
+        except StopIteration:
+            await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        nonlocal left
+        if left == sent_before:
+            raise OSError("gone")
+        left += 1
+
+    headers = [(b"authorization", f"Bearer {KEY}".encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    with contextlib.suppress(OSError, ClientDisconnect, BaseExceptionGroup):
+        asyncio.run(endpoint.app(scope, receive, send))
+    assert (endpoint.heard.running, endpoint.backend.server.num_running) == (0, 0)
+    (tally,) = endpoint.heard.tallies
+    assert (tally.finish_reason, tally.error_kind) == ("left", None)

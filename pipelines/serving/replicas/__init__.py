@@ -80,18 +80,16 @@ class Replicas:
         if not await self.num_ready():
             raise Unavailable("no replica is ready yet; come again later")
         said = self._handle.answer.remote(ask, request_id)
-        is_over = False
         try:
             async for texts in said:
                 yield texts
-            is_over = True
         except BackPressureError:
             raise Full from None
         except (RayError, RayServeException) as error:
             raise Unavailable(f"the replica that answered is gone ({type(error).__name__}); come again later") from None
-        finally:
-            if not is_over:
-                said.cancel()
+        except (GeneratorExit, asyncio.CancelledError):  # the client has left
+            said.cancel()
+            raise
 
     async def num_ready(self) -> int:
         """How many of them run, as Serve's controller said last."""

@@ -28,6 +28,8 @@ class Tally:
     generation_s: float | None = None
     finish_reason: str | None = None
     error_kind: str | None = None
+    is_refused: bool = False
+    """Whether the client got an error's status and nothing else."""
 
     @property
     def num_tokens(self) -> int:

@@ -92,7 +92,7 @@ class Gate:
         try:
             yield answering
         except ApiError as error:
-            answering.tally.error_kind = error.code or str(int(error.status))
+            answering.tally.error_kind, answering.tally.is_refused = error.code or str(int(error.status)), True
             raise
         finally:
             tally = answering.end()

@@ -96,7 +96,8 @@ class Usage:
         self._clock.advance()
         share = self._shares.pop(id(tally))
         self._clock.leave(share)
-        self._ended.append((tally, share))
+        if not tally.is_refused:
+            self._ended.append((tally, share))
 
     def write(self, num_replicas: int) -> None:
         """Write down what came since the last time, when so many replicas ran; called in one thread."""

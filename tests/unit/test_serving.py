@@ -126,7 +126,7 @@ def test_a_full_queue_tells_when_to_come_again() -> None:
     response = endpoint.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
     assert int(response.headers["retry-after"]) >= 7
-    assert endpoint.heard.tallies[0].error_kind == "queue_full"
+    assert (endpoint.heard.tallies[0].error_kind, endpoint.heard.tallies[0].is_refused) == ("queue_full", True)
 
 
 def test_health_turns_red_and_requests_are_put_off_while_no_replica_is_there() -> None:

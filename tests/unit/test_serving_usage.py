@@ -103,3 +103,12 @@ def test_a_client_that_left_before_anything_came_is_counted_without_speeds(tmp_p
     usage.write(0)
     (line,) = History(str(tmp_path)).lines(["client"]).to_pylist()
     assert (line["num_rows"], line["output_tokens_per_s"], line["cost_per_million_output_tokens"]) == (1, None, None)
+
+
+def test_a_refused_request_is_no_usage(tmp_path: Path, clocks: HandClock) -> None:
+    usage = usage_in(tmp_path, clocks)
+    tally = Tally("alice", clocks.now, error_kind="queue_full", is_refused=True)
+    usage.began(tally)
+    usage.answered(tally)
+    usage.write(1)
+    assert not list(tmp_path.iterdir())

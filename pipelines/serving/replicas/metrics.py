@@ -44,6 +44,8 @@ class ServeMetrics:
         """It is answered, or given up."""
         self._num_running -= 1
         self._running.set(self._num_running, self._model)
+        if tally.is_refused:
+            return  # which is counted with its status
         tags = {**self._model, "key": tally.key}
         self._requests.inc(1, {**tags, "status": tally.error_kind or "ok"})
         for kind in ("prompt", "cached", "output"):

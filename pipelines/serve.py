@@ -23,7 +23,7 @@ def run_server(config: ServeConfig, started: Callable[[str], None]) -> None:
     with connect(config) as placement:
         try:
             deploy(endpoint, placement)
-            started(f"http://{config.serve.host}:{config.serve.port}")
+            started(config.serve.url)
             while True:
                 time.sleep(_LOOK_S)
         finally:

@@ -57,3 +57,9 @@ class ServeSettings(Strict):
             return not ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return self.host != "localhost"
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host.strip("[]"), self.host.strip("[]"))
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.config import ServeConfig
 from pipelines.errors import ExitCode
 from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE
-from pipelines.parts import committed, read_statistics
+from pipelines.parts import Parts
 from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT
 from pipelines.serving.faults import ApiError
 from pipelines.serving.files import Files, Records
@@ -121,8 +121,8 @@ class Batches:
         return bool(self.records.get(batch_id, client)["status"] == "cancelling")
 
     def _count(self, batch_id: str) -> dict[str, Any]:
-        run = Folder(self._run_url(batch_id))
-        lines = [line for some in read_statistics(run, committed(run)) for line in some]
+        parts = Parts(Folder(self._run_url(batch_id)))
+        lines = [line for some in parts.statistics(parts.batch_ids) for line in some]
         num_ok, num_failed = (sum(line[name] for line in lines) for name in ("num_ok", "num_failed"))
         counts = {"completed": num_ok, "failed": num_failed}
         total = self.records.update(batch_id)["request_counts"]["total"]

@@ -150,3 +150,11 @@ def test_a_client_over_its_limit_is_told_so_and_when_to_come_again() -> None:
 
 def test_a_hash_is_what_other_tools_make_of_a_key() -> None:
     assert hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize(("host", "url"), [
+    ("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"),
+    ("[::1]", "http://[::1]:8000"), ("10.0.0.7", "http://10.0.0.7:8000"),
+])  # fmt: skip
+def test_this_machine_reaches_whatever_address_it_listens_at(host: str, url: str) -> None:
+    assert config_of(f"serve.host='{host}'").serve.url == url

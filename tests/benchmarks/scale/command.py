@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class Told:
     """Seconds since the epoch."""
     peak_mib: float
     """Memory of the driver's own process, at most."""
+    memory_mib: Sequence[tuple[float, float]]
+    """The same at moments, in seconds since the epoch."""
     workers_mib: float
     """Memory that was in use by nobody but the worker processes, all together, at most."""
     driver_cpu_s: float
@@ -50,7 +53,7 @@ def run_command(overrides: Sequence[str], timeout_s: float = 560.0) -> Told:
         if code:
             raise RuntimeError(f"exit code {code}:\n{said}")
         noted = json.loads(Path(moments.name).read_text())
-        return Told(noted, eye.peak_mib, eye.workers_mib, eye.driver_cpu_s, eye.workers_cpu_s, said)
+        return Told(noted, eye.peak_mib, eye.memory_mib, eye.workers_mib, eye.driver_cpu_s, eye.workers_cpu_s, said)
 
 
 class _Eye:
@@ -59,6 +62,7 @@ class _Eye:
     def __init__(self, pid: int):
         self._process = psutil.Process(pid)
         self.peak_mib = self.workers_mib = self.driver_cpu_s = 0.0
+        self.memory_mib: list[tuple[float, float]] = []
         self._cpu_s: dict[int, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -78,6 +82,7 @@ class _Eye:
             try:
                 status = Path(f"/proc/{self._process.pid}/status").read_text()
                 self.peak_mib = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+                self.memory_mib.append((time.time(), self._process.memory_info().rss / 2**20))
                 self.driver_cpu_s = sum(self._process.cpu_times()[:2])
                 looks += 1
                 if looks % _WORKERS_EVERY == 0:

@@ -28,7 +28,7 @@ _LOOKS = 20
 
 def board(num_workers: int) -> Numbers:
     """How many messages a board takes, and how long its driver waits for an answer while all workers wait for orders."""
-    ray.init(include_dashboard=False, logging_level="WARNING")
+    ray.init("local", include_dashboard=False, logging_level="WARNING")
     try:
         return _board(num_workers)
     finally:
@@ -112,7 +112,7 @@ def beats(folder: Path, num_workers: int, request_ms: float) -> Numbers:
 
 def tasks(num_shards: int, num_batches: int) -> Numbers:
     """What Ray Data itself takes for so many shards, whose batches cost nothing."""
-    ray.init(include_dashboard=False, logging_level="WARNING")
+    ray.init("local", include_dashboard=False, logging_level="WARNING")
     try:
         return _tasks(num_shards, num_batches)
     finally:

@@ -59,5 +59,10 @@ def _timed(run: Path, overrides: Sequence[str], num_rows: int) -> Numbers:
         "driver_cpu_s": told.driver_cpu_s,
         "workers_cpu_s": told.workers_cpu_s,
         "driver_peak_mib": told.peak_mib,
+        **{f"driver_mib_until_{name}": _most(told.memory_mib, moments[name]) for name in ("ray_up", "answered", "ended")},
         "workers_own_mib": told.workers_mib,
     }
+
+
+def _most(memory_mib: Sequence[tuple[float, float]], until_s: float) -> float:
+    return max(mib for moment_s, mib in memory_mib if moment_s <= until_s)

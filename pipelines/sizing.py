@@ -15,6 +15,7 @@ _FINER = 4
 _LONGEST_TO_MEAN = 16  # a batch waits for its longest answer: so many times what runs at once must be on its way
 _ROWS_PER_SHARD = 4096
 _SHARDS_PER_WORKER = 16
+_MOST_SHARDS = 20_000  # unless the workers need more: all are handed to Ray before the first worker starts
 _GPU_SEQS, _CPU_SEQS = 1024, 256  # what vLLM 0.29 runs at once unless told otherwise, on a large GPU and on CPUs
 
 
@@ -71,7 +72,8 @@ def rows_at_once(config: BatchConfig, device: Device) -> int:
 
 def rows_per_shard(num_rows: int, num_workers: int) -> int:
     """So few that each worker gets several shards, and so many that Ray Data has few tasks to move."""
-    return min(_ROWS_PER_SHARD, num_rows // (num_workers * _SHARDS_PER_WORKER))
+    enough = max(_ROWS_PER_SHARD, num_rows // _MOST_SHARDS)
+    return min(enough, num_rows // (num_workers * _SHARDS_PER_WORKER))
 
 
 def sizes_of(

@@ -71,7 +71,9 @@ def test_a_worker_takes_all_that_it_is_handed(max_num_seqs: int, batch_config: C
 
 
 def test_shards_are_few_for_large_inputs_and_several_for_each_worker_of_small_ones() -> None:
-    assert rows_per_shard(10**9, 1000) == 4096
+    assert rows_per_shard(10**7, 100) == 4096
+    assert rows_per_shard(10**9, 1000) == 50_000
+    assert rows_per_shard(10**9, 10_000) == 6250
     assert rows_per_shard(16_000, 10) == 100
 
 

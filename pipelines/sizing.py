@@ -8,6 +8,7 @@ from pipelines.config import BatchConfig, Device, EchoEngineConfig, VllmEngineCo
 
 LEAST_ROWS = 16  # of a batch, and what every automatic number of rows is a multiple of
 _MOST_ROWS = 1024  # what the largest GPUs run at once: a batch of more only holds more back until it is committed
+_MOST_BATCHES = 100_000  # where it can be: their parts are listed, counted and read one by one at the end, by one process
 _BATCH_BYTES = 16 * 2**20
 _BATCHES_PER_WORKER = 64
 _LAST_PER_WORKER = 2  # so many batches' worth of rows is cut finer at the end of the input
@@ -51,11 +52,13 @@ def batch_size(chosen: int | None, *, num_rows: int, num_bytes: int, num_workers
     """What the user has chosen, else what suits the input: its rows, and their size where nothing compresses them."""
     if chosen is not None:
         return BatchSize(chosen, "engine.rows_per_batch", chosen)
-    bytes_per_row = num_bytes // max(1, num_rows)
+    bytes_per_row, spread = num_bytes // max(1, num_rows), num_rows // _MOST_BATCHES
     sizes = {
         f"{_BATCHES_PER_WORKER} batches for each of {num_workers} worker(s)": num_rows // (_BATCHES_PER_WORKER * num_workers),
         f"rows of {bytes_per_row:,} bytes, {_BATCH_BYTES // 2**20} MiB a batch": _BATCH_BYTES // max(1, bytes_per_row),
-        "as many as the largest GPUs run at once": _MOST_ROWS,
+        (f"{_MOST_BATCHES:,} batches" if spread > _MOST_ROWS else "as many as the largest GPUs run at once"): max(
+            spread, _MOST_ROWS
+        ),
     }
     why, most = min(sizes.items(), key=lambda item: item[1])
     if most < LEAST_ROWS:

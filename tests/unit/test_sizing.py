@@ -14,9 +14,11 @@ from pipelines.sizing import batch_size, rows_ahead, rows_at_once, rows_open, ro
 
 
 @given(num_rows=st.integers(0, 10**12), bytes_per_row=st.integers(0, 10**7), num_workers=st.integers(1, 5000))
-def test_an_automatic_batch_has_16_to_1024_rows(num_rows: int, bytes_per_row: int, num_workers: int) -> None:
+def test_an_automatic_batch_has_16_to_1024_rows_and_more_only_of_huge_inputs(
+    num_rows: int, bytes_per_row: int, num_workers: int
+) -> None:
     size = batch_size(None, num_rows=num_rows, num_bytes=num_rows * bytes_per_row, num_workers=num_workers)
-    assert 16 <= size.num_last_rows <= size.num_rows <= 1024
+    assert 16 <= size.num_last_rows <= size.num_rows <= max(1024, num_rows // 100_000)
     assert size.num_rows % 16 == size.num_last_rows % 16 == 0
     assert size.num_rows == 16 or num_rows / size.num_rows >= 64 * num_workers
     assert size.num_rows == 16 or size.num_rows * bytes_per_row <= 16 * 2**20
@@ -28,6 +30,7 @@ def test_an_automatic_batch_has_16_to_1024_rows(num_rows: int, bytes_per_row: in
         (64, 100, 1, "16 (the least)"),
         (10_000, 100, 1, "128, 32 for the last 256 rows (64 batches for each of 1 worker(s))"),
         (10**6, 100, 8, "1,024, 256 for the last 16,384 rows (as many as the largest GPUs run at once)"),
+        (10**9, 100, 1000, "8,192, 2,048 for the last 16,384,000 rows (100,000 batches)"),
         (10**6, 40_000, 8, "256, 64 for the last 4,096 rows (rows of 40,000 bytes, 16 MiB a batch)"),
         (10**6, 100, 500, "16 (64 batches for each of 500 worker(s))"),
     ],

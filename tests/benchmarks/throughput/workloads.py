@@ -34,12 +34,12 @@ def sharegpt(rng: Random, num_rows: int) -> list[dict[str, Any]]:
 
 
 def shared_prefix(rng: Random, num_rows: int) -> list[dict[str, Any]]:
-    """Half of the rows behind one long instruction, half behind one of eight sets of examples, all mixed up."""
+    """A quarter of the rows behind one long instruction, the rest behind sets of examples, four or five each, all mixed up."""
     instruction = _text(rng, 500)
-    examples = [_text(rng, 300) for _ in range(8)]
+    examples = [_text(rng, 400) for _ in range(max(2, num_rows // 6))]
     rows = []
     for number in range(num_rows):
-        prefix = instruction if number % 2 else rng.choice(examples)
+        prefix = rng.choice(examples) if number % 4 else instruction
         rows.append({"prompt": f"{prefix}\n\nQuestion {number}: {_text(rng, 12)}", "max_tokens": 16})
     rng.shuffle(rows)
     return rows

@@ -140,17 +140,20 @@ def test_a_batch_that_was_cut_off_goes_on_after_a_restart_and_no_row_is_asked_tw
 
 
 def test_rows_of_a_batch_wait_for_live_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(tmp_path, "serve.target_running=1", "engine.seconds_per_token=0.1", monkeypatch=monkeypatch) as server:
+    overrides = ("serve.target_running=1", "engine.seconds_per_token=0.01", "engine.hang_text=endless")
+    with Server(tmp_path, *overrides, monkeypatch=monkeypatch) as server:
         client = server.client()
         batch = create(client, upload(client, line("a")))
-        live = client.chat.completions.create(**ASKED, stream=True)
+        live = client.completions.create(model="smollm2", prompt="endless", stream=True)
         next(live)  # the one place is taken
         worker = threading.Thread(target=server.work)
         worker.start()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while ("alice", HTTPStatus.TOO_MANY_REQUESTS) not in server.heard.refusals:
+            assert time.monotonic() < deadline, "the batch's row was not put off"
+            time.sleep(0.02)
         assert not any(ask.is_background for ask in server.backend.asked)
-        assert ("alice", HTTPStatus.TOO_MANY_REQUESTS) in server.heard.refusals
-        list(live)
+        live.close()
         worker.join(30)
         assert client.batches.retrieve(batch.id).status == "completed"
 

@@ -7,6 +7,7 @@ import pytest
 
 from pipelines.errors import ErrorKind, ExitCode, Flag
 from pipelines.schema import BATCH, RESULT, RUN, WORKER
+from tests.benchmarks.scale.__main__ import MEASUREMENTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +44,8 @@ def test_every_module_has_its_line_in_the_architecture() -> None:
 def test_every_exit_code_is_in_the_readme() -> None:
     page = text_of("README.md")
     assert not [code for code in ExitCode if f"| {code.value} | " not in page]
+
+
+def test_every_measurement_of_scale_is_in_the_page_on_performance() -> None:
+    page = text_of("docs/performance.md")
+    assert not [name for name in MEASUREMENTS if f"`{name}`" not in page]

@@ -26,6 +26,8 @@ from tests.benchmarks.scale.finalise import far_away, finalise
 from tests.benchmarks.scale.inputs import work_folder, write_footers
 from tests.benchmarks.scale.planning import planning
 
+MEASUREMENTS = ("run", "resume", "plan", "finalise", "far", "board", "beats", "tasks")
+
 
 def main() -> None:
     options = _options()
@@ -63,8 +65,7 @@ def _plan(options: argparse.Namespace, folder: Path) -> Numbers:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("run", "resume", "plan", "finalise", "far", "board", "beats", "tasks")
-    parser.add_argument("measurements", nargs="*", default=["run"], metavar="measurement", help=" ".join(names))
+    parser.add_argument("measurements", nargs="*", default=["run"], metavar="measurement", help=" ".join(MEASUREMENTS))
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rows-per-batch", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=2)
@@ -75,7 +76,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where input and made runs stay, for another time")
     parser.add_argument("--json", type=Path, help="write what was measured")
     options = parser.parse_args()
-    if unknown := set(options.measurements) - set(names):
+    if unknown := set(options.measurements) - set(MEASUREMENTS):
         parser.error(f"no measurement: {', '.join(sorted(unknown))}")
     return options
 

@@ -31,7 +31,7 @@ def echo(path: Path, *more: str) -> list[str]:
     return [
         "engine=echo",
         "engine.rows_per_batch=10",
-        "engine.max_num_seqs=40",
+        "engine.max_num_seqs=10",
         "input=jsonl",
         f"input.path={path}",
         "input.id_column=id",
@@ -383,7 +383,7 @@ def test_many_files_and_row_groups_of_every_size_come_out_whole(fournee: Fournee
         table = table.cast(pa.schema([("uid", pa.int64()), ("question", pa.string())]))
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
     done = fournee.run(
-        "engine=echo", "engine.rows_per_batch=20", "engine.max_num_seqs=80",
+        "engine=echo", "engine.rows_per_batch=20", "engine.max_num_seqs=20",
         "input=parquet", f"input.path={folder}", "input.id_column=uid",
         "input.prompt_column=null", "prompt.template='Answer: {{ question }}'", "input.carry_columns=[uid]",
     )  # fmt: skip

@@ -50,7 +50,7 @@ def case(*faults: str, workers: int = 2, moment: Moment = HALF_WAY, seconds_per_
         rows=draw_rows(Random(SEED), 800),
         settings={
             "engine.rows_per_batch": 8,
-            "engine.max_num_seqs": 32,
+            "engine.max_num_seqs": 8,
             "engine.seconds_per_token": seconds_per_token,
             **settings_for(workers),
         },

@@ -60,7 +60,7 @@ def test_prometheus_sees_a_run_while_it_goes_on_and_its_sums_in_the_end(
     rows = jsonl([{"id": str(number), "prompt": text} for number, text in enumerate(texts)])
     night = Fournee(fournee.folder.with_name("night"), fournee.address)
     process = night.start(
-        "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=40",
+        "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=10",
         "engine.seconds_per_token=0.5", "cluster.workers=2",
         "input=jsonl", f"input.path={rows}", "input.id_column=id", "errors.max_failed_fraction=1",
     )  # fmt: skip

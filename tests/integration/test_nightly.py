@@ -27,7 +27,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
 
 def nightly(day: str, path: Path, *more: str) -> list[str]:
     return [
-        "experiment=nightly", f"run_date={day}", "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=40",
+        "experiment=nightly", f"run_date={day}", "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=10",
         "input=jsonl", f"input.path={path}", "input.id_column=id", *more,
     ]  # fmt: skip
 

@@ -87,7 +87,7 @@ class Bucketed:
 
     def command(self, *more: str) -> list[str]:
         return [
-            "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=40", "input=jsonl", f"input.path=s3://{BUCKET}/{self.place}/in/*.jsonl",
+            "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=10", "input=jsonl", f"input.path=s3://{BUCKET}/{self.place}/in/*.jsonl",
             "input.id_column=id", "output=bucket", f"output.path={self.run_folder.url}", *more,
         ]  # fmt: skip
 

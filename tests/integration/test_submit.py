@@ -131,7 +131,7 @@ def write_rows(path: Path, *prompts: str) -> Path:
 
 def job(rows: Path, output: Path, *more: str) -> list[str]:
     return [
-        "batch", "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=40",
+        "batch", "engine=echo", "engine.rows_per_batch=10", "engine.max_num_seqs=10",
         "input=jsonl", f"input.path={rows}", "input.id_column=id",
         "cluster.cpus_per_worker=1", f"output.path={output}", *more,
     ]  # fmt: skip

@@ -59,7 +59,7 @@ def draw_case(rng: Random, weights: Mapping[str, float]) -> Case:
         rng.choice(rows)["prompt"] += f" {DEADLY}"
     settings = {
         "engine.rows_per_batch": rows_per_batch,
-        "engine.max_num_seqs": 4 * rows_per_batch,  # so many are ahead of the engine
+        "engine.max_num_seqs": rows_per_batch,  # a worker is handed 16 batches at a time, as many as the engine works on
         "engine.seconds_per_token": round(min(batch_s, 2.0) / _MOST_WORDS, 4),
         **settings_for(workers),
         "cluster.drain_s": rng.choice([0.5, 3, 10]),

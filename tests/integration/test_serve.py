@@ -133,6 +133,20 @@ def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
     assert (line["client"], line["num_rows"] >= 8) == ("alice", True)
 
 
+def test_a_serve_config_file_builds_the_endpoint_and_never_without_keys(ray_address: str) -> None:
+    script = (
+        "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); from pipelines.serve import app;"
+        "print(type(app({'overrides': ['engine=echo', 'cluster=job']})).__name__)"
+    )
+    command = [sys.executable, "-c", script, ray_address]
+    without = {**os.environ, "RAY_AUTH_MODE": "token"}
+    keys = {**without, "FOURNEE_API_KEYS": f"alice:{KEY}"}
+    built = subprocess.run(command, env=keys, capture_output=True, text=True, timeout=120, check=False)
+    assert built.stdout.strip() == "Application", built.stderr
+    refused = subprocess.run(command, env=without, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode != 0 and "there are no API keys" in refused.stderr
+
+
 @pytest.mark.slow
 def test_the_real_model_answers_as_in_a_batch_and_its_engine_may_die(tmp_path: Path, vllm_engine: Engine) -> None:
     """Takes five minutes on two cores: vLLM's server is three processes, each of which imports vLLM."""

@@ -13,14 +13,15 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI
-from ray import get_runtime_context, serve
+from ray import cluster_resources, get_runtime_context, serve
 from ray.exceptions import RayError
+from ray.serve import Application
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from pipelines.config import EchoEngineConfig, ServeConfig
 from pipelines.engines.served import KEY_VARIABLE
-from pipelines.placement import Placement
+from pipelines.placement import Placement, place
 from pipelines.serving.app import Gate, build_app
 from pipelines.serving.asking import Ask
 from pipelines.serving.batch_routes import add_batch_routes
@@ -150,13 +151,11 @@ class Ingress:
         await asyncio.to_thread(self._usage.write, await self._backend.num_ready())
 
 
-def deploy(endpoint: Endpoint, placement: Placement) -> None:
-    """Start the endpoint, or bring a running one up to date replica by replica; returns when it answers."""
-    settings = endpoint.config.serve
-    quiet = {"enable_access_log": False, "log_level": "INFO" if endpoint.config.verbose else "WARNING"}
-    serve.start(http_options={"host": settings.host, "port": settings.port}, logging_config=quiet)
+def application(endpoint: Endpoint, placement: Placement | None = None) -> Application:
+    """The endpoint as Serve takes it; its replicas are placed by what this cluster has, unless that was looked at already."""
+    placement = placement or place(endpoint.config, cluster_resources())
     model = serve.deployment(Replica, name=_MODEL, **_model_options(endpoint.config, placement)).bind(endpoint, placement)
-    ingress = serve.deployment(
+    return serve.deployment(
         serve.ingress()(Ingress),
         name=_INGRESS,
         max_ongoing_requests=_ANY_NUMBER,
@@ -164,7 +163,14 @@ def deploy(endpoint: Endpoint, placement: Placement) -> None:
         graceful_shutdown_timeout_s=endpoint.config.cluster.drain_s,
         graceful_shutdown_wait_loop_s=_SHUTDOWN_LOOP_S,
     ).bind(endpoint, model, placement.num_accelerators)
-    serve.run(ingress, name=APP, route_prefix="/", logging_config=quiet)
+
+
+def deploy(endpoint: Endpoint, placement: Placement) -> None:
+    """Start the endpoint, or bring a running one up to date replica by replica; returns when it answers."""
+    settings = endpoint.config.serve
+    quiet = {"enable_access_log": False, "log_level": "INFO" if endpoint.config.verbose else "WARNING"}
+    serve.start(http_options={"host": settings.host, "port": settings.port}, logging_config=quiet)
+    serve.run(application(endpoint, placement), name=APP, route_prefix="/", logging_config=quiet)
 
 
 def take_down() -> None:

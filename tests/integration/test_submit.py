@@ -235,7 +235,7 @@ def test_a_job_is_left_looked_at_stopped_and_resumed_and_a_second_one_is_refused
     resumed = cluster.submit("--", *job(rows, output))
     assert resumed.code == 0, resumed.err + resumed.out
     assert f"submitted {submission[:-1]}2 to" in resumed.err
-    done_rows = re.search(r"in \d+ batches, (\d+) rows done", resumed.out)
+    done_rows = re.search(r"in \d+ batches of .+, (\d+) rows done", resumed.out)
     assert done_rows is not None and int(done_rows[1]) >= 20
     assert texts(output) == [(f"r{i:03d}", prompt) for i, prompt in enumerate(prompts)]
 

@@ -75,7 +75,20 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _table(by: Sequence[str], lines: Sequence[dict[str, Any]]) -> Table:
-    numbers = ("runs", "rows", "failed", "input", "output tokens/s", "busy", "cost", "per million output", "input + output")
+    # Most runs have no expected answers, and the table is wide already.
+    correct = ["correct"] if any(line["accuracy"] is not None for line in lines) else []
+    numbers = (
+        "runs",
+        "rows",
+        "failed",
+        *correct,
+        "input",
+        "output tokens/s",
+        "busy",
+        "cost",
+        "per million output",
+        "input + output",
+    )
     table = rows_table("finished runs", *by, *numbers)
     for column in table.columns[len(by) :]:
         column.justify = "right"
@@ -86,7 +99,8 @@ def _table(by: Sequence[str], lines: Sequence[dict[str, Any]]) -> Table:
             *("none" if line[key] is None else str(line[key]) for key in by),
             f"{line['num_runs']:,}",
             _number(line["num_rows"], 0),
-            "none" if line["failed_share"] is None else f"{line['failed_share']:.2%}",
+            _share(line["failed_share"]),
+            *([_share(line["accuracy"])] if correct else []),
             "none" if line["input_bytes"] is None else f"{line['input_bytes'] / 2**20:,.1f} MiB",
             speed,
             _number(line["busy_output_tokens_per_s"], 1),
@@ -101,6 +115,10 @@ def _with_change(line: dict[str, Any], name: str, digits: int) -> Text:
     change = line.get(f"{name}_change")
     shown = _number(line[name], digits)
     return Text(shown if change is None else f"{shown} ({change:+.0%})")
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2%}"
 
 
 def _number(value: float | None, digits: int) -> str:

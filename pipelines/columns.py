@@ -13,7 +13,8 @@ from pipelines.schema import result_schema
 from pipelines.sources import Source
 from pipelines.suggest import did_you_mean
 
-_SPARSE = ("tools_column", "sampling_column", "schema_column")  # not every file has rows with something of their own
+# Not every file has rows with something of their own.
+_SPARSE = ("tools_column", "sampling_column", "schema_column", "expected_column")
 _COLUMNS = ("id_column", "prompt_column", "messages_column", "request_column", *_SPARSE)
 _REQUEST_COLUMNS = ("url", "method")  # what OpenAI's batch files have beside a request's body; other files need not
 

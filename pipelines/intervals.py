@@ -53,6 +53,16 @@ def mean_of_places(sums: np.ndarray, sizes: np.ndarray, num_places: float) -> In
     return Interval(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 
+def share_interval(num: int, total: int) -> Interval | None:
+    """The share of a kind among rows of which so many have it (Wilson, 1927); None for no rows."""
+    if not total:
+        return None
+    share, z2 = num / total, _Z**2
+    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
 def drift_of(paces: np.ndarray) -> float:
     """How far the mean pace of a stretch may lie from that of another one as long, relative to it, from the paces in slices."""
     mean = float(paces.mean())

@@ -91,6 +91,9 @@ def _answered(run: Folder) -> Iterator[dict[str, Any]]:
 
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "rows", f"{summary.num_rows:,}: {summary.num_ok:,} ok, {summary.num_failed:,} failed"
+    if (accuracy := summary.accuracy) is not None:
+        span = f"{accuracy.low:.1%} to {accuracy.high:.1%}"
+        yield "correct", f"{summary.num_correct:,} of {summary.num_marked:,}: {accuracy.value:.1%} (nine times in ten: {span})"
     for kind, count in list(summary.error_kinds.items())[:_SHOWN_KINDS]:
         yield f"  {kind}", f"{count:,}, such as {escape(summary.error_examples[kind])}"
     if len(summary.error_kinds) > _SHOWN_KINDS:

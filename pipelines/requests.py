@@ -33,7 +33,8 @@ class RequestBuilder:
             raise ConfigError(f"input.tools_column={column} needs prompt.kind=chat; set that, or input.tools_column=null")
         others = (self._input.request_column, self._input.tools_column, self._input.sampling_column, self._input.schema_column)
         named = [name for name in others if name is not None]
-        self.columns: list[str] = list(dict.fromkeys([*self._renderer.columns, *named]))
+        expected = [self._input.expected_column] if self._input.expected_column is not None else []
+        self.columns: list[str] = list(dict.fromkeys([*self._renderer.columns, *named, *expected]))
         structs = [*named, *([self._input.messages_column] if self._input.messages_column is not None else [])]
         self._filled = structs if self._input.format != "jsonl" else []
 

@@ -49,6 +49,7 @@ def result_table(
         "reasoning": [one and one.reasoning for one in first],
         "tool_calls": [one and one.tool_calls for one in first],
         "parsed": [one and one.parsed for one in first],
+        "correct": [one.is_correct for one in settled],
         "embedding": [one and one.embedding for one in first],
     }
     arrays = [pa.array(columns[field.name], field.type) for field in RESULT]

@@ -171,6 +171,8 @@ class Settled:
 
     request: Request | None
     outcome: Outcome
+    is_correct: bool | None = None
+    """Whether its answer is the expected one, where the input says what that is."""
 
     @property
     def answer(self) -> Answer | None:

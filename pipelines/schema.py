@@ -86,6 +86,7 @@ RESULT = pa.schema(
         pa.field("reasoning", pa.string()),
         pa.field("tool_calls", pa.string()),  # JSON text
         pa.field("parsed", pa.string()),  # JSON text
+        pa.field("correct", pa.bool_()),  # whether the answer is the expected one; null where the input expects none
         pa.field("embedding", pa.list_(pa.float32())),  # where the model embeds instead of answering
     ]
 )
@@ -99,6 +100,8 @@ BATCH = pa.schema(
         pa.field("num_rows", pa.int64(), nullable=False),
         pa.field("num_ok", pa.int64(), nullable=False),
         pa.field("num_failed", pa.int64(), nullable=False),
+        pa.field("num_marked", pa.int64(), nullable=False),  # rows whose `correct` is not null
+        pa.field("num_correct", pa.int64(), nullable=False),
         pa.field("num_prompt_tokens", pa.int64(), nullable=False),
         pa.field("num_cached_tokens", pa.int64(), nullable=False),
         pa.field("num_output_tokens", pa.int64(), nullable=False),
@@ -173,6 +176,8 @@ RUN = pa.schema(
         pa.field("num_rows", pa.int64(), nullable=False),
         pa.field("num_ok", pa.int64(), nullable=False),
         pa.field("num_failed", pa.int64(), nullable=False),
+        pa.field("num_marked", pa.int64(), nullable=False),  # rows whose `correct` is not null
+        pa.field("num_correct", pa.int64(), nullable=False),
         pa.field("num_prompt_tokens", pa.int64(), nullable=False),
         pa.field("num_cached_tokens", pa.int64(), nullable=False),
         pa.field("num_output_tokens", pa.int64(), nullable=False),

@@ -75,6 +75,8 @@ def statistics_of(
         "num_rows": len(table),
         "num_ok": len(ok),
         "num_failed": len(table) - len(ok),
+        "num_marked": len(table) - table["correct"].null_count,
+        "num_correct": sum_of(table["correct"]),
         "num_prompt_tokens": num_prompt,
         "num_cached_tokens": sum_of(ok["num_cached_tokens"]),
         "num_output_tokens": num_output,

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipelines.config import BatchConfig
 from pipelines.engines import Engine, Ticket
 from pipelines.errors import RowError, RunFailed
+from pipelines.marking import is_correct
 from pipelines.parts import Desk, statistics_in
 from pipelines.patience import patiently
 from pipelines.poison import Cell, Suspicions
@@ -22,7 +23,7 @@ from pipelines.readers import read_batches, unreadable
 from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
 from pipelines.result_rows import failed_offsets, merged, request_key, result_table
-from pipelines.rows import Answer, Batch, Block, Request, Settled
+from pipelines.rows import Answer, Batch, Block, Outcome, Request, Settled
 from pipelines.sources import check_unchanged, is_bad_file
 from pipelines.statistics import Age, Origin, Timing, share_of, statistics_of
 from pipelines.storage import Folder
@@ -60,6 +61,8 @@ class Work:
 class Entry:
     """A row on its way to the engine: its request, what the engine made of it, or why it comes no further."""
 
+    expected: str | None = None
+    """The answer that it should have."""
     request: Request | None = None
     prepared: Any = None
     error: RowError | None = None
@@ -75,6 +78,7 @@ class Steps:
         self._origin = origin
         self._engine = engine
         self._id_column = config.input.id_column
+        self._expected_column = config.input.expected_column
         self._requests = RequestBuilder(config, engine.special_tokens)
         self._postprocessor = Postprocessor(config.postprocess)
         self._columns = list(dict.fromkeys([*self._requests.columns, *([self._id_column] if self._id_column else [])]))
@@ -132,6 +136,7 @@ class Steps:
         row, place = work.block.rows[index], work.block.places[index]
         if isinstance(row, RowError):
             return Entry(error=row)
+        expected = None if self._expected_column is None else as_text(row.get(self._expected_column)) or None
         request = None
         try:
             request = self._requests.build(
@@ -140,9 +145,9 @@ class Steps:
                 row_number=work.block.number_of(work.batch, index),
                 attempt=1 + work.attempts_before(place),
             )
-            return Entry(request, self._engine.prepare(request))
+            return Entry(expected, request, self._engine.prepare(request))
         except RowError as error:
-            return Entry(request, error=error)
+            return Entry(expected, request, error=error)
 
     def finish(self, entries: Sequence[Entry], ticket: Ticket) -> list[Settled]:
         """Make of each answer what the settings ask for."""
@@ -155,8 +160,15 @@ class Steps:
                 made = [self._postprocessor.apply(one, sampling) for one in outcome.completions]
                 if any(map(is_not, made, outcome.completions)):  # a copy of an answer costs as much as all else here
                     outcome = replace(outcome, completions=made)
-            settled.append(Settled(entry.request, outcome))
+            settled.append(Settled(entry.request, outcome, self._is_correct(entry, outcome)))
         return settled
+
+    def _is_correct(self, entry: Entry, outcome: Outcome) -> bool | None:
+        if entry.expected is None:
+            return None
+        if entry.request is None or not isinstance(outcome, Answer):
+            return False
+        return is_correct(outcome.completions[0], entry.expected, entry.request.sampling, self._postprocessor)
 
     def commit(self, work: Work, settled: Sequence[Settled], timing: Timing, age: Age) -> tuple[dict[str, Any], pa.Table]:
         """Write the batch's part; returns its statistics, and the rows that are new."""

@@ -18,6 +18,7 @@ from pipelines.engine_use import engine_use
 from pipelines.errors import ExitCode, RunFailed
 from pipelines.findings import find
 from pipelines.heartbeat import heartbeats
+from pipelines.intervals import share_interval
 from pipelines.ledger import PHASES, check_ledger, wall_s_of, worker_table
 from pipelines.openai_results import write_openai
 from pipelines.parts import PARTS, RESULTS, Parts
@@ -135,6 +136,9 @@ def _sum_up(run: Run, plan: Plan, config: BatchConfig, batches: pa.Table, worker
         num_ok=total("num_ok"),
         num_failed=num_failed,
         num_failures_allowed=allowed_failures(config.errors, num_rows),
+        num_marked=total("num_marked"),
+        num_correct=total("num_correct"),
+        accuracy=share_interval(total("num_correct"), total("num_marked")),
         error_kinds=_counts(batches["error_kinds"]),
         error_examples={kind: row for some in reversed(batches["error_examples"].to_pylist()) for kind, row in some},
         flags=_counts(batches["flags"]),

@@ -8,6 +8,7 @@ from pipelines.costs import Costs
 from pipelines.engine_use import EngineUse
 from pipelines.errors import ConfigError, ExitCode
 from pipelines.histograms import Quantiles
+from pipelines.intervals import Interval
 from pipelines.prefix_order import PrefixHits
 from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.storage import Folder
@@ -28,6 +29,11 @@ class Summary(BaseModel):
     num_failed: int
     num_failures_allowed: int
     """The most that may fail (`errors.*`)."""
+    num_marked: int = 0
+    """Rows with an expected answer, failed ones included."""
+    num_correct: int = 0
+    accuracy: Interval | None = None
+    """`num_correct` of `num_marked`, and how far that says what the model would come to on more rows of the kind."""
     error_kinds: dict[str, int]
     error_examples: dict[str, str]
     """For each kind of error a row that failed with it: its id, or its place where it has none."""

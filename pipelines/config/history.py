@@ -20,6 +20,8 @@ class Tolerances(Strict):
     """The largest decrease, as a share of the median."""
     failed_share: Share | None
     """The largest increase of the share of failed rows, in itself: 0.01 allows 3 % where 2 % is usual."""
+    accuracy: Share | None
+    """The largest decrease of the share of correct answers, in itself."""
     ttft_s_p95: NonNegativeFloat | None
     """The largest increase of the time to first token that 95 % of the rows stay below, as a share of the median."""
     num_rows: NonNegativeFloat | None

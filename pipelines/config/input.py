@@ -26,6 +26,8 @@ class AnyInput(Strict):
     """The column with a row's own sampling parameters: a struct or JSON text, merged over `sampling`."""
     schema_column: Text | None
     """The column with a row's own JSON schema for its answer, as JSON text."""
+    expected_column: Text | None
+    """The column with the expected answer: `correct` says whether `postprocess` makes the same of it and of the model's."""
     carry_columns: tuple[Text, ...]
     """Input columns to copy into the results."""
     limit: PositiveInt | None

@@ -53,12 +53,13 @@ def _files(schema: pa.Schema, columns: Sequence[str]) -> str:
 
 _RUN_COLUMNS = (
     "run_date", "started_at", "finished_at", "workload", "experiment", "model", "engine", "accelerator", "input_bytes",
-    "num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens", "wall_s", "prefill_s", "decode_s", "ttft_s_p95",
-    "output_tokens_per_s", "currency", "cost", "cost_per_million_output_tokens", "cost_per_million_total_tokens",
+    "num_rows", "num_failed", "num_marked", "num_correct", "num_prompt_tokens", "num_output_tokens", "wall_s", "prefill_s",
+    "decode_s", "ttft_s_p95", "output_tokens_per_s", "currency", "cost", "cost_per_million_output_tokens",
+    "cost_per_million_total_tokens",
 )  # fmt: skip
 _BATCH_COLUMNS = (
-    "node", "client", "accelerator", "currency", "num_rows", "num_failed", "num_prompt_tokens", "num_output_tokens",
-    "prefill_s", "decode_s", "cost",
+    "node", "client", "accelerator", "currency", "num_rows", "num_failed", "num_marked", "num_correct", "num_prompt_tokens",
+    "num_output_tokens", "prefill_s", "decode_s", "cost",
 )  # fmt: skip
 # Only these columns: opening a thousand files is most of the time, and each column more takes its part.
 _RUNS = f"""
@@ -67,7 +68,8 @@ SELECT {", ".join(_RUN_COLUMNS)},
        left(filename, -{len(RUN_TABLE) + 1}) AS run,
        coalesce(run_date, make_timestamp(epoch_us(started_at))::DATE) AS day,
        prefill_s + decode_s AS busy_s,
-       num_failed / nullif(num_rows, 0) AS failed_share
+       num_failed / nullif(num_rows, 0) AS failed_share,
+       num_correct / nullif(num_marked, 0) AS accuracy
 FROM {_files(RUN, _RUN_COLUMNS)}
 """
 _OF_RUNS = "SELECT * FROM runs"
@@ -75,7 +77,8 @@ _OF_RUNS = "SELECT * FROM runs"
 _OF_BATCHES = f"""
 SELECT batches.*, day, model, experiment, NULL::BIGINT AS input_bytes, NULL::DOUBLE AS wall_s
 FROM (SELECT left(filename, -{len(BATCH_TABLE) + 1}) AS run, node, client, accelerator, currency,
-             total(num_rows) AS num_rows, total(num_failed) AS num_failed, total(num_prompt_tokens) AS num_prompt_tokens,
+             total(num_rows) AS num_rows, total(num_failed) AS num_failed, total(num_marked) AS num_marked,
+             total(num_correct) AS num_correct, total(num_prompt_tokens) AS num_prompt_tokens,
              total(num_output_tokens) AS num_output_tokens, total(prefill_s + decode_s) AS busy_s, total(cost) AS cost
       FROM {_files(BATCH, _BATCH_COLUMNS)}
       GROUP BY ALL) AS batches
@@ -87,6 +90,7 @@ SELECT {keys},
        count(DISTINCT run) AS num_runs,
        total(num_rows)::BIGINT AS num_rows,
        total(num_failed) / nullif(total(num_rows), 0) AS failed_share,
+       total(num_correct) / nullif(total(num_marked), 0) AS accuracy,
        total(input_bytes)::BIGINT AS input_bytes,
        total(num_prompt_tokens)::BIGINT AS num_prompt_tokens,
        total(num_output_tokens)::BIGINT AS num_output_tokens,

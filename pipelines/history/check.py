@@ -13,12 +13,13 @@ from pipelines.errors import ConfigError
 from pipelines.history import History
 from pipelines.storage import file_system
 
-Kind = Literal["increase", "decrease", "increase_in_itself", "change"]
+Kind = Literal["increase", "decrease", "increase_in_itself", "decrease_in_itself", "change"]
 _KINDS: dict[str, Kind] = {
     "cost_per_million_output_tokens": "increase",
     "cost_per_million_total_tokens": "increase",
     "output_tokens_per_s": "decrease",
     "failed_share": "increase_in_itself",
+    "accuracy": "decrease_in_itself",
     "ttft_s_p95": "increase",
     "num_rows": "change",
 }
@@ -133,5 +134,7 @@ def _limits(kind: Kind, usual: float, tolerance: float) -> tuple[float | None, f
             return usual * (1 - tolerance), None
         case "increase_in_itself":
             return None, usual + tolerance
+        case "decrease_in_itself":
+            return usual - tolerance, None
         case "change":
             return usual * (1 - tolerance), usual * (1 + tolerance)

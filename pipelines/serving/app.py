@@ -24,10 +24,10 @@ from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT, Ask, Asking
 from pipelines.serving.backend import Backend, Observer
 from pipelines.serving.faults import ApiError, Full, Unavailable, of_engine
 from pipelines.serving.keys import NOBODY, Client, Keys
+from pipelines.serving.live_first import LiveFirst
 from pipelines.serving.marks import Marks, body_of
 from pipelines.serving.page import POLICY
 from pipelines.serving.quotas import Quotas
-from pipelines.serving.room import Room
 from pipelines.serving.schemas import body_of_endpoint
 
 _EVENTS = "text/event-stream"
@@ -50,7 +50,7 @@ class Gate:
         self._backend = backend
         self._observers = observers
         self._quotas = Quotas(config.serve.retry_after_s)
-        self._room = Room(config.serve.target_running, config.serve.idle_s)
+        self._live_first = LiveFirst(config.serve.target_running, config.serve.idle_s)
         self._asking = Asking(config, special_tokens)
 
     def client(self, request: Request) -> Client:
@@ -75,7 +75,7 @@ class Gate:
         with ExitStack() as stack:
             stack.enter_context(self._quotas.admitted(client))
             num_ready = await self._backend.num_ready()
-            stack.enter_context(self._room.taken(is_background=client.is_background, num_ready=num_ready))
+            stack.enter_context(self._live_first.taken(is_background=client.is_background, num_ready=num_ready))
             answering = stack.enter_context(self._observed(client, ask))
             said = self._said(ask, request.state.request_id, client.name)
             first = await self._first(said)

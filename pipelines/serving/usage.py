@@ -38,7 +38,7 @@ from pipelines.statistics import Origin, Timing, batch_table, statistics_of, tok
 USAGE = "usage"
 _COLUMNS = (
     "status", "finish_reason", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "queue_s", "ttft_s",
-    "generation_s", "error_kind", "flags", "id", "source", "source_row", "completions",
+    "generation_s", "error_kind", "flags", "id", "source", "source_row", "completions", "correct",
 )  # fmt: skip
 _COST_PARTS = ("loading", "prefill", "decode", "idle", "lost", "overhead")
 _LATENCIES = ("queue_s", "ttft_s", "time_per_output_token_s", "latency_s")

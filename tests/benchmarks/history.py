@@ -39,7 +39,8 @@ def batches_of(run: int, num_batches: int) -> pa.Table:
         line = {field.name: chance.random() for field in BATCH if field.type == pa.float64()}
         lines.append({
             **line, "batch_id": batch_id, "num_rows": _ROWS_PER_BATCH, "num_ok": _ROWS_PER_BATCH - num_failed,
-            "num_failed": num_failed, "num_prompt_tokens": 3 * num_output, "num_cached_tokens": 0,
+            "num_failed": num_failed, "num_marked": 0, "num_correct": 0,
+            "num_prompt_tokens": 3 * num_output, "num_cached_tokens": 0,
             "num_output_tokens": num_output, "started_at": start + timedelta(seconds=batch_id), "wall_s": wall_s,
             "shares": [share], "prefill_s": wall_s / 40, "decode_s": wall_s / 10, "cost": wall_s / 900,
             "finish_reasons": {"stop": 200, "length": 56 - num_failed}, "error_kinds": {"truncated": num_failed},

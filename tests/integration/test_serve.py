@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -9,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import openai
 import psutil
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.engines import Engine
 from pipelines.engines.vllm.requests import Requests
@@ -27,6 +30,15 @@ from pipelines.rows import Request
 from tests.integration.test_readme import COMMANDS
 
 KEY = "sk-alice-0123456789abcdef"
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text(encoding="utf-8")
+DOCUMENTED = re.findall(r"^\| `fournee_serve_\w+` \| `(ray_\w+)`", PAGE, re.MULTILINE)
+(CURL,) = (line for line in COMMANDS if line.startswith("curl "))
 QUESTION = {"model": "smollm2", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
 
@@ -37,6 +49,8 @@ class Server:
     process: "subprocess.Popen[str]"
     url: str
     folder: Path
+    said: list[str]
+    """What it wrote to its terminal."""
 
     @property
     def client(self) -> openai.OpenAI:
@@ -50,33 +64,66 @@ class Server:
         return requests.get(f"{self.url}/health", timeout=30).status_code
 
 
-@contextmanager
-def serving(folder: Path, *overrides: str) -> Iterator[Server]:
-    """An endpoint for the block; it must end well when it is told to stop."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+def started(port: int, folder: Path, *overrides: str, address: str = "", keys: str = f"alice:{KEY}") -> Server:
+    """`fournee serve`, once it answers."""
+    own = {"RAY_ADDRESS": address, "FOURNEE_API_KEYS": keys, **({"RAY_AUTH_MODE": "token"} if address else {})}
     process = subprocess.Popen(
         [sys.executable, "-m", "jobs.cli", "serve", f"serve.port={port}", f"serve.folder={folder}", *overrides],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "RAY_ADDRESS": "", "FOURNEE_API_KEYS": f"alice:{KEY}"},
+        stderr=subprocess.PIPE, text=True, env={**os.environ, **own},
     )  # fmt: skip
     assert process.stderr is not None
     said: list[str] = []
+    for line in process.stderr:
+        said.append(line)
+        if "answers at http" in line:
+            break
+    else:
+        pytest.fail("".join(said))
+    threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
+    return Server(process, f"http://127.0.0.1:{port}", folder, said)
+
+
+@contextmanager
+def serving(folder: Path, *overrides: str, port: int | None = None, **more: str) -> Iterator[Server]:
+    """An endpoint for the block; it must end well when it is told to stop."""
+    server = started(port or free_port(), folder, *overrides, **more)
     try:
-        for line in process.stderr:
-            said.append(line)
-            if "answers at http" in line:
-                break
-        else:
-            pytest.fail("".join(said))
-        threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
-        yield Server(process, f"http://127.0.0.1:{port}", folder)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0, "".join(said)
-        assert KEY not in "".join(said)
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0, "".join(server.said)
+        assert KEY not in "".join(server.said)
     finally:
-        process.kill()
-        process.wait(30)
+        server.process.kill()
+        server.process.wait(30)
+
+
+def scraped(server: Server) -> dict[str, Counter[str]]:
+    """What the agent of the endpoint's own Ray shows to Prometheus, by the tag that counts; Ray tells it every few seconds."""
+    ports = {
+        word.partition("=")[2]
+        for process in psutil.Process(server.process.pid).children(recursive=True)
+        for word in process.cmdline()
+        if word.startswith("--metrics-export-port=") and not word.endswith("=0")
+    }
+    found: dict[str, Counter[str]] = {}
+    deadline = time.monotonic() + 60
+    while not set(DOCUMENTED) <= set(found) and time.monotonic() < deadline:
+        time.sleep(1)
+        found = {}
+        for port in ports:
+            for family in text_string_to_metric_families(requests.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text):
+                for sample in family.samples:
+                    tags = sample.labels
+                    counted = tags.get("status") or tags.get("kind") or tags.get("le") or ""
+                    found.setdefault(sample.name, Counter())[counted] += sample.value
+    return found
 
 
 def wait_for(batch_id: str, client: openai.OpenAI, seconds: float = 180.0) -> Any:
@@ -92,9 +139,8 @@ def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
     own = ("serve.max_running=2", "serve.max_queued=2", "serve.usage_interval_s=1.0", "serve.idle_s=0.0")
     endless = {"model": "smollm2", "prompt": "word " * 2000, "max_tokens": 2000, "stream": True}  # 100 seconds
     with serving(tmp_path, "engine=echo", "engine.seconds_per_token=0.05", *own) as server:
-        # The README's line.
-        (curl,) = (shlex.split(one) for one in COMMANDS if one.startswith("curl "))
-        answer = server.post(json.loads(curl[curl.index("-d") + 1]), stream=False)
+        words = shlex.split(CURL)
+        answer = server.post(json.loads(words[words.index("-d") + 1]), stream=False)
         assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (
             200,
             QUESTION["messages"][0]["content"],
@@ -117,12 +163,18 @@ def test_an_endpoint_on_ray_serve_keeps_its_promises(tmp_path: Path) -> None:
         assert {one.status_code for one in found} == {200, 429}
         assert all("retry-after" in one.headers for one in found if one.status_code == 429)
         # A batch is a run of the cluster.
-        lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": QUESTION} for n in range(4)]
-        file = server.client.files.create(file=("r.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
-        batch = server.client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        batch = batch_of(server.client, [QUESTION] * 4)
         done = wait_for(batch.id, server.client)
         assert (done.status, done.request_counts.completed) == ("completed", 4)
         assert (tmp_path / "batch_runs" / batch.id / "_SUCCESS").exists()
+        found_metrics = scraped(server)
+        ours = {re.sub("_(bucket|sum|count).*", "_bucket", name) for name in found_metrics if "fournee_serve" in name}
+        assert ours == set(DOCUMENTED)
+        assert found_metrics["ray_fournee_serve_requests_total"]["ok"] >= 3
+        assert found_metrics["ray_fournee_serve_requests_total"]["429"] >= 1
+        assert (
+            found_metrics["ray_fournee_serve_tokens_total"]["output"] > found_metrics["ray_fournee_serve_requests_total"]["ok"]
+        )
         # What runs when it is told to stop comes to its end.
         last = server.post({"model": "smollm2", "prompt": "word " * 30, "stream": True}, stream=True)
         pieces = last.iter_lines()
@@ -147,11 +199,88 @@ def test_a_serve_config_file_builds_the_endpoint_and_never_without_keys(ray_addr
     assert refused.returncode != 0 and "there are no API keys" in refused.stderr
 
 
+def batch_of(client: openai.OpenAI, bodies: Iterable[dict[str, Any]]) -> Any:
+    """Upload requests, and make a batch of them."""
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    file = client.files.create(file=("r.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+@pytest.mark.slow
+def test_a_batch_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
+    """Nothing is told to anybody: process, driver, workers and replicas are gone at once."""
+    own = ("engine=echo", "engine.seconds_per_token=0.05", "engine.rows_per_batch=2", "serve.idle_s=0.0", "serve.max_running=2")
+    server = started(free_port(), tmp_path, *own)
+    batch = batch_of(server.client, [QUESTION] * 200)
+    run = tmp_path / "batch_runs" / batch.id
+    _wait_until(lambda: len(list(run.glob("results/part-*.parquet"))) >= 5, 180)
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    for process in [psutil.Process(server.process.pid), *below]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(below, 30)
+    before = {path.name: path.stat().st_mtime_ns for path in run.glob("results/part-*.parquet")}
+    assert 5 <= len(before) < 100
+    with serving(tmp_path, *own) as again:
+        done = wait_for(batch.id, again.client, 300)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 200, 0)
+        lines = again.client.files.content(done.output_file_id).text.splitlines()
+    assert sorted(int(json.loads(line)["custom_id"]) for line in lines) == list(range(200))
+    after = {path.name: path.stat().st_mtime_ns for path in run.glob("results/part-*.parquet")}
+    assert before.items() <= after.items(), "what was committed is not answered again"
+
+
+@pytest.mark.slow
+def test_replicas_come_with_the_load_and_are_brought_up_to_date_in_turn(tmp_path: Path, ray_address: str) -> None:
+    port, stop = free_port(), threading.Event()
+    own = ("engine=echo", "engine.seconds_per_token=0.1", "cluster.max_workers=2", "serve.target_running=1")
+    first = started(port, tmp_path, *own, address=ray_address)
+    statuses: list[int] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            statuses.append(first.post({**QUESTION, "max_tokens": 6}).status_code)
+
+    clients = [threading.Thread(target=ask) for _ in range(6)]
+    try:
+        for client in clients:
+            client.start()
+        _wait_until(lambda: requests.get(f"{first.url}/health", timeout=30).json()["replicas"] == 2, 180)
+        first.process.kill()  # the terminal is closed; the cluster goes on
+        with serving(tmp_path, *own, "sampling.max_tokens=3", port=port, address=ray_address) as second:
+            said = second.post(QUESTION).json()
+            assert said["usage"]["completion_tokens"] == 3, "the new settings count"
+            assert second.health() == 200
+            stop.set()
+            for client in clients:
+                client.join()
+    finally:
+        stop.set()
+        first.process.kill()
+        first.process.wait(30)
+    assert set(statuses) == {200}, "nobody notices"
+
+
+@pytest.mark.slow
+def test_a_model_that_embeds_does_so_live(tmp_path: Path) -> None:
+    with serving(tmp_path, "engine.kwargs.runner=pooling", "engine.cpu_kv_cache_gib=1") as server:
+        found = server.client.embeddings.create(model="smollm2", input=["bread", "the night"])
+        assert [len(one.embedding) for one in found.data] == [576, 576]
+        assert found.data[0].embedding != found.data[1].embedding
+        with pytest.raises(openai.BadRequestError):
+            server.client.chat.completions.create(**QUESTION)
+
+
 @pytest.mark.slow
 def test_the_real_model_answers_as_in_a_batch_and_its_engine_may_die(tmp_path: Path, vllm_engine: Engine) -> None:
     """Takes five minutes on two cores: vLLM's server is three processes, each of which imports vLLM."""
-    with serving(tmp_path, "engine.cpu_kv_cache_gib=1") as server:
+    with serving(tmp_path, "engine.cpu_kv_cache_gib=1", port=8000, keys="") as server:  # as the README starts it
         client = server.client
+        done = subprocess.run(CURL, shell=True, capture_output=True, text=True, timeout=120, check=True)
+        assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
         _check_parity(server, vllm_engine)
         text = client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=3, logprobs=1)
         assert text.choices[0].logprobs is not None and " Paris" in text.choices[0].text
@@ -167,6 +296,13 @@ def test_the_real_model_answers_as_in_a_batch_and_its_engine_may_die(tmp_path: P
                 client.chat.completions.create(**{**QUESTION, **refused})
         with pytest.raises(openai.BadRequestError):
             client.embeddings.create(model="smollm2", input="x")
+        tools = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
+        called = client.chat.completions.create(
+            **QUESTION, tools=tools, tool_choice={"type": "function", "function": {"name": "get_weather"}}, max_tokens=40
+        )
+        (call,) = called.choices[0].message.tool_calls
+        assert call.function.name == "get_weather" and set(json.loads(call.function.arguments)) == {"city"}
+        _check_batch(client)
         for process in psutil.process_iter(["cmdline"]):
             if "EngineCore" in " ".join(process.info["cmdline"] or []) and _is_below(process, server.process.pid):
                 process.kill()
@@ -174,6 +310,24 @@ def test_the_real_model_answers_as_in_a_batch_and_its_engine_may_die(tmp_path: P
         assert server.post(QUESTION).status_code == 503
         _wait_until(lambda: server.health() == 200, 300)
         assert "Paris" in str(client.chat.completions.create(**QUESTION).choices[0].message.content)
+
+
+def _check_batch(client: openai.OpenAI) -> None:
+    """Two rows are answered as they are live; the third is too long, and stands among the errors."""
+    live = client.chat.completions.create(**QUESTION, max_tokens=8).choices[0].message.content
+    long = {**QUESTION, "messages": [{"role": "user", "content": "word " * 3000}]}
+    done = wait_for(batch_of(client, [{**QUESTION, "max_tokens": 8}] * 2 + [long]).id, client, 300)
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 1)
+    answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+    assert {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers} == {
+        "0": live,
+        "1": live,
+    }
+    (error,) = map(json.loads, client.files.content(done.error_file_id).text.splitlines())
+    assert error["custom_id"] == "2" and error["response"]["status_code"] == 400
+    client.files.delete(done.input_file_id)
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(done.input_file_id)
 
 
 def _check_parity(server: Server, engine: Engine) -> None:

@@ -34,6 +34,7 @@ def test_the_wheel_holds_code_settings_and_prompts(installed: Path) -> None:
     for name in (
         "pipelines/conf/batch.yaml",
         "pipelines/conf/model/smollm2.yaml",
+        "pipelines/demo_messages.jsonl",
         "pipelines/demo_prompts.jsonl",
         "pipelines/report.html.j2",
         "jobs/batch.py",

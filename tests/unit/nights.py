@@ -13,7 +13,8 @@ from pipelines.schema import RUN, RUN_FILE, RUN_TABLE, SUCCESS_FILE
 _USUAL: dict[str, Any] = {
     "fingerprint": "f" * 64, "workload": "w" * 64, "experiment": "nightly", "model": "qwen3-8b", "model_digest": "d",
     "engine": "vllm", "input_format": "parquet", "num_files": 1, "input_bytes": 2**20,
-    "num_rows": 1000, "num_failed": 0, "num_prompt_tokens": 1_000_000, "num_cached_tokens": 0, "num_output_tokens": 1_000_000,
+    "num_rows": 1000, "num_failed": 0, "num_marked": 0, "num_correct": 0,
+    "num_prompt_tokens": 1_000_000, "num_cached_tokens": 0, "num_output_tokens": 1_000_000,
     "num_generated_tokens": 1_000_000, "num_batches": 10, "num_attempts": 1, "num_workers": 1, "num_deaths": 0,
     "wall_s": 1000.0, "worker_s": 1000.0, "loading_s": 100.0, "prefill_s": 100.0, "decode_s": 700.0, "idle_s": 100.0,
     "lost_s": 0.0, "ttft_s_p95": 0.5, "currency": "USD", "cost": 2.0, "loading_cost": 0.2, "prefill_cost": 0.2,

@@ -188,6 +188,10 @@ NO_ANSWERS = {"num_output_tokens": 0, "num_prompt_tokens": 0}
         ({"wall_s": 300.0}, [], []),
         ({"num_failed": 9}, [], []),
         ({"num_failed": 11}, [], ["failed_share"]),
+        ({"num_correct": 810}, [], []),
+        ({"num_correct": 740}, [], ["accuracy"]),
+        ({"num_correct": 740}, ["tolerances.accuracy=0.1"], []),
+        ({"num_marked": 0}, [], []),
         ({"ttft_s_p95": 5.0}, [], []),  # off, unless asked for
         ({"ttft_s_p95": 5.0}, ["tolerances.ttft_s_p95=1.0"], ["ttft_s_p95"]),
         ({"ttft_s_p95": None}, ["tolerances.ttft_s_p95=1.0"], []),
@@ -202,7 +206,14 @@ NO_ANSWERS = {"num_output_tokens": 0, "num_prompt_tokens": 0}
 def test_a_night_is_worse_where_a_measure_left_its_limit(
     tmp_path: Path, tonight: dict[str, Any], overrides: list[str], worse: list[str]
 ) -> None:
-    days(tmp_path, {}, {"cost": 2.1, "wall_s": 1010.0}, {"cost": 1.9, "wall_s": 990.0}, tonight)
+    marked = {"num_marked": 1000, "num_correct": 800}
+    days(
+        tmp_path,
+        marked,
+        {"cost": 2.1, "wall_s": 1010.0, **marked},
+        {"cost": 1.9, "wall_s": 990.0, **marked},
+        {**marked, **tonight},
+    )
     found = judged(tmp_path, *overrides)
     assert [name for name, verdict in verdicts(found).items() if verdict == "worse"] == worse
     assert (found.day, found.num_comparable, found.is_worse) == (DAY, 3, bool(worse))

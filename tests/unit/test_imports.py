@@ -67,6 +67,7 @@ LEVELS = [
         "pipelines.columns",
         "pipelines.compaction",
         "pipelines.ids",
+        "pipelines.marking",
         "pipelines.openai_results",
         "pipelines.ordered_copy",
         "pipelines.plan",

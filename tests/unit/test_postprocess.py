@@ -160,6 +160,8 @@ NOT_CALLABLE = 7
     ("So 3 x 4 = 12, and the total is 1,234.50.", "1,234.50"),
     ("#### -7", "-7"),
     ("It is 5.", "5"),
+    ("They need 18, which is more than 7,000, or 6, 7.", "7"),
+    ("She has 1,500, and no more", "1,500"),
 ])  # fmt: skip
 def test_the_last_number_is_found(text: str, number: str) -> None:
     assert value_of(text, *shipped("last_number")) == number

@@ -1,4 +1,4 @@
-"""Room for rows of batches: what live requests leave of the replicas."""
+"""Live requests first: rows of batches get what these leave of the replicas."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pipelines.serving.faults import ApiError
 
 
-class Room:
+class LiveFirst:
     """Counts what runs, and lets rows of batches in only where live requests would not miss the room."""
 
     def __init__(self, target_running: int, idle_s: float, clock: Callable[[], float] = time.monotonic):

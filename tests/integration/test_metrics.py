@@ -57,7 +57,7 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(metrics_url: str, tmp_path: Path) -> Iterator[Prometheus | None]:
-    """On loopback; where Ray's dashboard would write down the cluster's nodes, the test does. None where it is not installed."""
+    """On loopback; the test writes down the cluster's nodes as Ray's dashboard would. None where it is not installed."""
     program = shutil.which("prometheus")
     if program is None:
         yield None

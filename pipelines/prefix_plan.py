@@ -2,12 +2,14 @@
 
 Every row is rendered and tokenised once, as the engine will do it. Where enough of the prompts' tokens would come from the
 prefix cache that do not in the order of the input, the rows are copied in the order that gets them (`prefix_order`,
-`ordered_copy`), and the plan's batches lie in the copy; else the plan stays as it is.
+`ordered_copy`), and the plan's batches lie in the copy; else the plan stays as it is. Of many rows, the texts are looked at
+first, which takes a fiftieth of the time: where these share nothing to speak of, neither do the tokens.
 """
 
+import json
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -20,11 +22,11 @@ from pipelines.config import BatchConfig
 from pipelines.errors import RowError
 from pipelines.ordered_copy import copy_rows, kinds_of, lay_out
 from pipelines.plan import Plan
-from pipelines.prefix_order import PathRecorder, PrefixHits, PrefixTree, num_hit_tokens
-from pipelines.prompt_tokens import tokens_for
+from pipelines.prefix_order import Ints, PathRecorder, PrefixHits, PrefixTree, num_hit_tokens
+from pipelines.prompt_tokens import Tokens, tokens_for
 from pipelines.readers import read_batches
 from pipelines.requests import RequestBuilder
-from pipelines.rows import BATCH_FIELDS, Batch
+from pipelines.rows import BATCH_FIELDS, Batch, Request
 from pipelines.schema import PLAN
 from pipelines.sizing import batch_size
 from pipelines.sources import read_each
@@ -32,6 +34,7 @@ from pipelines.storage import Folder
 
 _BYTES_PER_TOKEN = 4  # of English prose, roughly
 LEAST_GAIN = 0.01  # of all prompt tokens: what is not worth a copy
+MANY_ROWS = 20_000  # of fewer, the tokens are told within half a minute
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,11 @@ def order_by_prefix(config: BatchConfig, plan: Plan, folder: Folder, block_size:
     """
     started = perf_counter()
     columns = _columns(config, plan)
-    look = _look(config, plan, columns, block_size)
+    if plan.num_rows >= MANY_ROWS and not _texts_share(config, plan, columns, block_size):
+        took_s = perf_counter() - started
+        logger.info("input.order=by_prefix: the prompts' texts hardly begin alike; the order is kept (%.0f s)", took_s)
+        return plan
+    look = _look(config, plan, columns, tokens_for(config), block_size)
     kinds, kind_of_batch = kinds_of(config.input, look.batches, columns)
     kind_of_row = np.full(plan.num_rows, -1, np.int64)
     for batch, kind in zip(look.batches, kind_of_batch, strict=True):
@@ -64,13 +71,7 @@ def order_by_prefix(config: BatchConfig, plan: Plan, folder: Folder, block_size:
     order = order[np.argsort(kind_of_row[order], kind="stable")]
     as_is = np.flatnonzero(kind_of_row >= 0)
     order = order[len(order) - len(as_is) :]
-    hits = PrefixHits(
-        block_size=block_size,
-        num_prompt_tokens=int(look.num_tokens.sum()),
-        as_is=num_hit_tokens(look.tree, as_is, look.num_tokens, block_size),
-        by_prefix=num_hit_tokens(look.tree, order, look.num_tokens, block_size),
-        least_gain=LEAST_GAIN,
-    )
+    hits = _hits(look, as_is, order, block_size)
     logger.info("input.order=by_prefix: %s (%.0f s)", hits.describe(), perf_counter() - started)
     if not hits.is_ordered:
         return replace(plan, prefix_hits=hits)
@@ -94,9 +95,40 @@ def _columns(config: BatchConfig, plan: Plan) -> list[str]:
     return list(dict.fromkeys([*RequestBuilder(config).columns, *own, *plan.carried.names]))
 
 
-def _look(config: BatchConfig, plan: Plan, columns: list[str], block_size: int) -> _Look:
+class Texts:
+    """Tells the bytes of prompts, in the place of their tokens: what begins alike in tokens does so in text."""
+
+    special_tokens: Sequence[str] = ()
+    max_model_len = None
+
+    def of(self, request: Request) -> Sequence[int]:
+        """The text, or all of the conversation, with what a chat template writes before it."""
+        return memoryview(json.dumps([request.tools, request.prompt], ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+    def of_each(self, requests: Sequence[Request]) -> list[Sequence[int] | RowError]:
+        """The same, for many."""
+        return [self.of(request) for request in requests]
+
+
+def _texts_share(config: BatchConfig, plan: Plan, columns: list[str], block_size: int) -> bool:
+    """Whether another order could win anything, judged by bytes; blocks are taken for half as long as they are in English."""
+    num_bytes = _BYTES_PER_TOKEN // 2 * block_size
+    look = _look(config, plan, columns, Texts(), num_bytes)
+    return _hits(look, np.arange(plan.num_rows), look.tree.order(), num_bytes).is_ordered
+
+
+def _hits(look: _Look, as_is: Ints, by_prefix: Ints, block_size: int) -> PrefixHits:
+    return PrefixHits(
+        block_size=block_size,
+        num_prompt_tokens=int(look.num_tokens.sum()),
+        as_is=num_hit_tokens(look.tree, as_is, look.num_tokens, block_size),
+        by_prefix=num_hit_tokens(look.tree, by_prefix, look.num_tokens, block_size),
+        least_gain=LEAST_GAIN,
+    )
+
+
+def _look(config: BatchConfig, plan: Plan, columns: list[str], tokens: Tokens, block_size: int) -> _Look:
     """Render and tokenise every row."""
-    tokens = tokens_for(config)
     requests = RequestBuilder(config, tokens.special_tokens)
     num_tokens = np.zeros(plan.num_rows, np.int64)
     batches: list[Batch] = []

@@ -202,6 +202,33 @@ def test_a_run_whose_rows_share_nothing_keeps_its_order_and_copies_nothing(batch
     assert as_is.prefix_hits is None
 
 
+def test_many_rows_are_told_by_their_texts_that_nothing_is_to_be_won(
+    batch_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipelines.prefix_plan.MANY_ROWS", 100)
+    caplog.set_level("INFO")
+    alone = write_jsonl(
+        tmp_path / "alone.jsonl", [{"id": i, "prompt": f"{i} is a number {'of some ' * 20}"} for i in range(120)]
+    )
+    config = batch_config(*settings(alone, tmp_path / "alone"))
+    plan = plan_input(config, list_sources(config.input), Folder(str(tmp_path / "alone")))
+    assert "hardly begin alike; the order is kept" in caplog.text
+    assert (plan.prefix_hits, set(plan.batches["spooled"].to_pylist())) == (None, {None})
+
+
+def test_a_look_at_the_texts_of_many_rows_changes_no_order(
+    batch_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", rows_of(200))
+    plans = []
+    for many in (1, 10**6):
+        monkeypatch.setattr("pipelines.prefix_plan.MANY_ROWS", many)
+        config = batch_config(*settings(path, tmp_path / str(many)))
+        plans.append(plan_input(config, list_sources(config.input), Folder(str(tmp_path / str(many)))))
+    one, other = (plan.batches.select(["batch_id", "num_rows", "rows_before"]) for plan in plans)
+    assert one == other and plans[0].prefix_hits == plans[1].prefix_hits is not None
+
+
 def test_batches_hold_about_the_same_number_of_tokens(batch_config: Config, tmp_path: Path) -> None:
     rng = Random(3)
     rows = [{"id": f"r{i}", "prompt": f"{_LONG[i % 3]} " + "more " * rng.choice([1, 2, 150])} for i in range(300)]

@@ -58,7 +58,17 @@ def run(line: str, folder: Path, address: str) -> None:
     assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+def play(page: str, folder: Path, address: str) -> None:
+    """Do what a page of docs/ says, in order: `fournee` line by line, whatever else a block holds in a shell."""
+    for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for words in block.splitlines() if "\nfournee " in f"\n{block}" else [block]:
+            if words.startswith("fournee "):
+                run(words, folder, address)
+            else:
+                subprocess.run(words, shell=True, cwd=folder, check=True)
+
+
+def test_the_tour_and_the_quick_start_run_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
     """In order, in an empty folder."""
     for language, block in TOUR:
         if language == "python":
@@ -66,7 +76,9 @@ def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_addre
             continue
         for line in block.splitlines():
             run(line, tmp_path, ray_address)
+    play("quickstart.md", tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/ten/results").count_rows() == 10
+    assert ds.dataset(tmp_path / "runs/squares/2026-12-01/results").count_rows() == 100
     assert ds.dataset(tmp_path / "runs/all/results").count_rows() == 100
     assert ds.dataset(tmp_path / "runs/pirate/results").count_rows() == 64
     (first, *_) = ds.dataset(tmp_path / "runs/numbers/results").to_table().to_pylist()
@@ -74,13 +86,7 @@ def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_addre
 
 
 def test_the_commands_about_inputs_run_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
-    page = (ROOT / "docs/inputs.md").read_text(encoding="utf-8")
-    for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("fournee "):
-                run(line, tmp_path, ray_address)
-            else:
-                subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    play("inputs.md", tmp_path, ray_address)
     rows = {row["id"]: row for row in ds.dataset(tmp_path / "run/results").to_table().to_pylist()}
     assert (rows["b"]["error_kind"], rows["b"]["attempts"], rows["c"]["num_output_tokens"]) == ("missing_value", 2, 3)
     assert ds.dataset(tmp_path / "numbers/results").to_table()["parsed"].to_pylist()[0] == '"2"'
@@ -119,12 +125,13 @@ def test_what_is_submitted_composes(command: str, tmp_path: Path) -> None:
     assert parse_config(compose_settings("batch", ["cluster=job", *job[1:]])).cluster.address == "auto"
 
 
-def test_the_commands_of_every_night_run_as_written(tmp_path: Path, ray_address: str) -> None:
+def test_the_commands_of_every_night_and_of_the_handbook_run_as_written(tmp_path: Path, ray_address: str) -> None:
     night, *others = bash_lines(OPERATIONS)
     run(night, tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/nightly/2026-11-30/results").count_rows() == 64
     for line in (line for line in others if line.startswith("fournee history ")):
         run(line, tmp_path, ray_address)
+    play("failures.md", tmp_path, ray_address)
     (chaos,) = (line for line in others if line.startswith("make "))
     test_make_knows_its_targets(chaos)
     (plain,) = (line for line in others if line.startswith("RAY_AUTH_MODE=token ray job submit "))

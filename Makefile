@@ -11,7 +11,7 @@ UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test debian chaos bench lint lock clean
+.PHONY: help setup demo test debian chaos bench lint docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -60,6 +60,9 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+
+docs: $(READY)  ## renew docs/configuration.md after a change of a setting or a choice
+	@$(BIN)/python -m tests.reference
 
 lock: $(READY)  ## renew the lock files after a change of pyproject.toml
 	@links=$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || echo https://download.pytorch.org/whl/cpu/torch/); \

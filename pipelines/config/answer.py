@@ -92,7 +92,7 @@ class SamplingConfig(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=0)]
-    """0 considers every token."""
+    """The most tokens to choose among; 0 considers every token."""
     min_p: Annotated[float, Field(ge=0, le=1)]
     repetition_penalty: PositiveFloat
     presence_penalty: Annotated[float, Field(ge=-2, le=2)]
@@ -110,7 +110,7 @@ class SamplingConfig(Strict):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None
     """The same for the prompt."""
     ignore_eos: bool
-    json_schema: Annotated[Text, BeforeValidator(_as_json_text)] | None
+    json_schema: Annotated[Text, BeforeValidator(_as_json_text, json_schema_input_type=dict[str, JsonValue] | Text)] | None
     """The JSON schema that the answer must meet; the answer stands in the column `parsed` too."""
     regex: Text | None
     """The regular expression that the whole answer must match."""
@@ -156,7 +156,9 @@ class StripReasoningStep(Strict):
 
     kind: Literal["strip_reasoning"]
     start: Text
+    """What the reasoning begins with; an answer that holds it without an end fails."""
     end: Text
+    """What it ends with: all up to its last place in the answer is dropped."""
 
 
 class FilterStep(Strict):
@@ -194,3 +196,4 @@ class PostprocessConfig(Strict):
     """What is made of an answer before it is written; the result stands in the column `parsed`, as JSON text."""
 
     steps: tuple[Step, ...]
+    """What is done with the answer, one step after the other."""

@@ -15,6 +15,7 @@ class OutputConfig(Strict):
     on_existing: Literal["resume", "refuse", "replace"]
     """What to do where the folder already holds a run."""
     compression: Literal["zstd", "snappy", "none"]
+    """How the Parquet files are compressed."""
     rows_per_file: PositiveInt | None
     """Put neighbouring batches together, at the end, into files of up to so many rows; null leaves a file for each batch."""
     patience_s: NonNegativeFloat
@@ -34,25 +35,32 @@ class HostedPrice(Strict):
     """What a hosted API asks for a million tokens, to compare with."""
 
     name: Text
+    """What the report calls it."""
     input_per_million_tokens: NonNegativeFloat
+    """In `pricing.currency`."""
     output_per_million_tokens: NonNegativeFloat
+    """In `pricing.currency`, too."""
     source: Text
+    """Where the price stands, and of which day it is."""
 
 
 class PricingConfig(Strict):
     """What an accelerator costs, and what else a run costs."""
 
     accelerator: Text
+    """Its name, for reports."""
     market: Literal["on_demand", "spot"]
     """Which of the two prices is paid."""
     price_per_accelerator_hour: NonNegativeFloat
     """On demand. On CPUs the whole worker counts as one accelerator."""
     spot_price_per_accelerator_hour: NonNegativeFloat | None
+    """On spot machines; `market=spot` needs it."""
     overhead_per_hour: NonNegativeFloat
     """What runs beside the workers as long as there are any: the head node, nodes without accelerators."""
     overhead_per_run: NonNegativeFloat
     """What a run costs however long it takes: storage, requests to it."""
     currency: Text
+    """What all prices are in, such as USD."""
     source: Text
     """Where the prices stand, and of which day they are."""
     peak_tflops: PositiveFloat | None
@@ -82,7 +90,7 @@ class BudgetConfig(Strict):
 
     max_cost: PositiveFloat | None
     max_hours: PositiveFloat | None
-    """With workers, as `wall_s` counts them."""
+    """The most hours with workers, as `wall_s` counts them."""
 
 
 class EstimateSettings(Strict):

@@ -12,9 +12,11 @@ class QuotaConfig(Strict):
     """What one API key may ask for; a key's own line in the keys file can say otherwise."""
 
     requests_per_minute: PositiveInt | None
+    """The most in a minute; null sets no limit, as for the others."""
     tokens_per_minute: PositiveInt | None
     """Of prompts and answers together."""
     requests_at_once: PositiveInt | None
+    """Requests that have no answer yet."""
 
 
 class ServeSettings(Strict):

@@ -16,4 +16,11 @@ TextOrList = Annotated[
 class Strict(BaseModel):
     """A frozen group of settings: an unknown key or a value of another type is an error, never a guess."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,  # for docs/configuration.md
+    )

@@ -1,0 +1,1 @@
+"""The configuration reference, docs/configuration.md."""

@@ -60,7 +60,9 @@ def run(line: str, folder: Path, address: str) -> None:
 
 def play(page: str, folder: Path, address: str) -> None:
     """Do what a page of docs/ says, in order: `fournee` line by line, whatever else a block holds in a shell."""
-    for block in re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
         for words in block.splitlines() if "\nfournee " in f"\n{block}" else [block]:
             if words.startswith("fournee "):
                 run(words, folder, address)

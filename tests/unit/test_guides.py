@@ -35,7 +35,9 @@ Jsonl = Callable[..., Path]
 
 def test_every_guide_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and f"]({page.name})" not in index]
+    assert not [
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and f"]({page.name})" not in index
+    ]
 
 
 def headings(page: Path) -> set[str]:

@@ -34,7 +34,7 @@ class Told:
     log: str
 
 
-def run_command(overrides: Sequence[str], timeout_s: float = 560.0) -> Told:
+def run_command(overrides: Sequence[str], timeout_s: float) -> Told:
     """Run `fournee batch`; raises where it ends with anything but success."""
     with tempfile.NamedTemporaryFile("w+") as moments, tempfile.NamedTemporaryFile("w+") as log:
         command = [sys.executable, "-m", "tests.benchmarks.scale.driver", moments.name, *overrides]

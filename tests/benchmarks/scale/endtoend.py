@@ -10,6 +10,8 @@ from tests.benchmarks.scale.command import run_command
 from tests.benchmarks.scale.inputs import write_rows
 from tests.benchmarks.scale.parts import make_run, settings_of
 
+_START_S, _LEAST_ROWS_PER_S = 560.0, 2000  # on a machine that does much else
+
 
 def end_to_end(folder: Path, num_rows: int, rows_per_batch: int, workers: int, more: Sequence[str] = ()) -> Numbers:
     """A run from its first batch to its last."""
@@ -37,7 +39,7 @@ def _workers(number: int) -> list[str]:
 
 def _timed(run: Path, overrides: Sequence[str], num_rows: int) -> Numbers:
     before = time.time()
-    told = run_command(overrides)
+    told = run_command(overrides, timeout_s=_START_S + num_rows / _LEAST_ROWS_PER_S)
     moments = told.moments
     parts = sorted(stamp for path in (run / "results").glob("part-*") if (stamp := path.stat().st_mtime) > before)
     beats = sorted(path.stat().st_ctime for path in (run / "attempts").glob("worker-*"))

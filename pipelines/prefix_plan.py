@@ -3,7 +3,7 @@
 Every row is rendered and tokenised once, as the engine will do it. Where enough of the prompts' tokens would come from the
 prefix cache that do not in the order of the input, the rows are copied in the order that gets them (`prefix_order`,
 `ordered_copy`), and the plan's batches lie in the copy; else the plan stays as it is. Of many rows, the texts are looked at
-first, which takes a fiftieth of the time: where these share nothing to speak of, neither do the tokens.
+first, which takes a twentieth of the time: where these share nothing to speak of, neither do the tokens.
 """
 
 import json

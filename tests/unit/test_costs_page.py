@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -116,11 +115,11 @@ def tickets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
     return finish(run, plan, config)
 
 
-def test_the_questions_are_answered_and_their_sums_are_the_bill(tickets: Summary) -> None:
+def test_the_questions_are_answered_and_all_sums_are_the_bill(tickets: Summary) -> None:
     db, costs = duckdb.connect(), tickets.costs
     view, customers, failed, killed, nights = blocks("sql")
     db.execute(view)
-    (engine_cost,) = db.sql("SELECT sum(engine_cost) FROM row_costs").fetchone() or ()
+    ((engine_cost,),) = db.sql("SELECT sum(engine_cost) FROM row_costs").fetchall()
     assert engine_cost == pytest.approx(costs.prefill + costs.decode)
 
     bills = db.sql(customers).to_arrow_table().to_pylist()
@@ -139,7 +138,4 @@ def test_the_questions_are_answered_and_their_sums_are_the_bill(tickets: Summary
     assert [(line["day"].day, line["model"], line["cost"]) for line in days] == [(29, "qwen3-8b", 2.0), (30, "qwen3-8b", 2.0)]
     assert [line["share_without_tokens"] for line in days] == pytest.approx([0.2, 0.2])
 
-
-def test_the_sums_hold_in_pyarrow(tickets: Summary) -> None:
-    assert tickets.costs.lost > 0
     exec(blocks("python")[0], {})

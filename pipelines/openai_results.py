@@ -122,7 +122,7 @@ def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _message_choice(index: int, answer: Mapping[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "content": answer["text"], "refusal": None}
     if answer["reasoning"] is not None:
-        message["reasoning_content"] = answer["reasoning"]
+        message["reasoning"] = answer["reasoning"]
     if answer["tool_calls"] is not None:
         message |= {"content": answer["text"] or None, "tool_calls": json.loads(answer["tool_calls"])}
     reason = _finish_reason(answer)

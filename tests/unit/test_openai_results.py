@@ -73,7 +73,7 @@ def body_of(run: Folder, **row: Any) -> dict[str, Any]:
     body: dict[str, Any] = line["response"]["body"]
     taken = TYPES[body["object"]].model_validate_json(json.dumps(body), strict=True)
     assert taken.model_dump(exclude_unset=True) == body
-    assert unknown_fields(taken) <= {"reasoning_content"}
+    assert unknown_fields(taken) <= {"reasoning"}
     return body
 
 
@@ -231,7 +231,7 @@ def test_tool_calls_do_not_hide_that_they_were_cut(run: Folder) -> None:
 
 def test_the_reasoning_stands_beside_the_content(run: Folder) -> None:
     assert choice_of(run, reasoning="Well.")["message"] == {
-        "role": "assistant", "content": "Hello", "refusal": None, "reasoning_content": "Well.",
+        "role": "assistant", "content": "Hello", "refusal": None, "reasoning": "Well.",
     }  # fmt: skip
 
 

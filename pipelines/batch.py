@@ -67,7 +67,7 @@ def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, S
 def check_settings(config: BatchConfig) -> None:
     """Refuse what only more than the settings themselves can tell: engine options and functions that do not exist."""
     if isinstance(config.engine, VllmEngineConfig):
-        check_options(config.engine.kwargs)
+        check_options(config)
         check_chat_template(config)
     Postprocessor(config.postprocess)
 

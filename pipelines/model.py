@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import BatchConfig, ModelConfig, VllmEngineConfig
+from pipelines.config import BatchConfig, ModelConfig
 from pipelines.errors import ConfigError
 from pipelines.storage import PACKAGE_SCHEME, package_file
 
@@ -68,7 +68,7 @@ def load_tokenizer(config: BatchConfig) -> tuple[Any, int | None]:
 
     model = config.model
     folder, options = model_folder(model), {"trust_remote_code": model.trust_remote_code, "revision": model.revision}
-    named = config.engine.kwargs.get("tokenizer") if isinstance(config.engine, VllmEngineConfig) else None
+    named = config.engine_kwargs.get("tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(named or folder, **options)
         own = getattr(AutoConfig.from_pretrained(folder, **options).get_text_config(), "max_position_embeddings", None)

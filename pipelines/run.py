@@ -63,9 +63,10 @@ def identity_of(config: BatchConfig, sources: Sequence[Source]) -> dict[str, Any
         engine: dict[str, Any] = config.engine.model_dump(exclude={"rows_per_batch", "max_num_seqs", "seconds_per_token"})
         model: dict[str, Any] = {"digest": "none: the echo engine"}
     else:
-        kwargs = {k: v for k, v in config.engine.kwargs.items() if k not in _NEUTRAL_KWARGS}
+        kwargs = {k: v for k, v in config.engine_kwargs.items() if k not in _NEUTRAL_KWARGS}
         engine = {"kind": config.engine.kind, "kwargs": kwargs}
-        model = {**config.model.model_dump(exclude={"name", "path", "revision"}), "digest": model_digest(config.model)}
+        model = config.model.model_dump(exclude={"name", "path", "revision", "engine_kwargs"})  # those are the engine's by now
+        model["digest"] = model_digest(config.model)
     return {
         "model": model,
         "engine": engine,

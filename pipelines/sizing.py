@@ -83,7 +83,7 @@ def sizes_of(
     config: BatchConfig, engine: Mapping[str, Any] | None, batch_size: str, mean_tokens: float | None
 ) -> dict[str, str]:
     """What a run's rows were cut into, and what its engine resolved its own sizes to, each with its reason; for the record."""
-    chosen = config.engine.kwargs if isinstance(config.engine, VllmEngineConfig) else config.engine.model_dump()
+    chosen = config.engine_kwargs if isinstance(config.engine, VllmEngineConfig) else config.engine.model_dump()
     sizes, engine = {"rows_per_batch": batch_size}, engine or {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if name in engine:
@@ -110,7 +110,7 @@ def _likely_max_num_seqs(config: BatchConfig, device: Device) -> int:
     """What the engine will run at once; only its worker knows, and shards are cut before there is one."""
     if isinstance(config.engine, EchoEngineConfig):
         return config.engine.max_num_seqs
-    chosen = config.engine.kwargs.get("max_num_seqs")
+    chosen = config.engine_kwargs.get("max_num_seqs")
     if isinstance(chosen, int) and chosen > 0:
         return chosen
     return _GPU_SEQS if device == "gpu" else _CPU_SEQS

@@ -6,7 +6,7 @@ Nothing behind `parse_config` sees a dict, and nothing here is changed after par
 from datetime import date
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, field_validator, model_validator
 
 from pipelines.config.answer import (
     FORMS,
@@ -130,6 +130,21 @@ class BatchConfig(Strict):
     progress_interval_s: PositiveFloat
     """Seconds between two progress lines where there is no terminal."""
 
+    @property
+    def engine_kwargs(self) -> dict[str, JsonValue]:
+        """The options that vLLM is given: the model's, and `engine.kwargs` over them; a null there takes the model's away."""
+        if not isinstance(self.engine, VllmEngineConfig):
+            return {}
+        wanted, chosen = self.model.engine_kwargs, self.engine.kwargs
+        taken_away = {name for name in wanted if name in chosen and chosen[name] is None}
+        return {name: value for name, value in {**wanted, **chosen}.items() if name not in taken_away}
+
+    def key_of(self, option: str) -> str:
+        """The setting that an engine option comes from, or that would set it."""
+        chosen = self.engine.kwargs if isinstance(self.engine, VllmEngineConfig) else {}
+        is_the_models = option in self.model.engine_kwargs and option not in chosen
+        return f"model.engine_kwargs.{option}" if is_the_models else f"engine.kwargs.{option}"
+
     @field_validator("run_date", mode="before")
     @classmethod
     def _check_date(cls, value: Any) -> date | None:
@@ -167,10 +182,10 @@ class BatchConfig(Strict):
                         f"input.{name}_column={shown(column)} has no effect: the request bodies of input.request_column say "
                         "that themselves; set it to null"
                     )
-        caches = not isinstance(self.engine, VllmEngineConfig) or self.engine.kwargs.get("enable_prefix_caching") is not False
-        if self.input.order == "by_prefix" and not caches:
+        caching = "enable_prefix_caching"
+        if self.input.order == "by_prefix" and self.engine_kwargs.get(caching) is False:
             raise ValueError(
-                "input.order=by_prefix has no effect without a prefix cache, but engine.kwargs.enable_prefix_caching=false; "
+                f"input.order=by_prefix has no effect without a prefix cache, but {self.key_of(caching)}=false; "
                 "set that to true, or input.order=as_is"
             )
         if self.input.messages_column is not None and self.prompt.kind == "raw":

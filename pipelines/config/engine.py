@@ -29,6 +29,8 @@ class ModelConfig(Strict):
     """vLLM's parser that splits the model's reasoning from its answer, such as qwen3; null leaves it in the text."""
     tool_call_parser: Text | None
     """vLLM's parser that finds tool calls in the model's answer, such as hermes; null leaves them in the text."""
+    engine_kwargs: dict[str, JsonValue]
+    """Engine options that this model wants; `engine.kwargs` go over them."""
 
 
 class VllmEngineConfig(Strict):
@@ -44,7 +46,8 @@ class VllmEngineConfig(Strict):
     cpu_kv_cache_gib: PositiveInt
     """Memory for the KV cache of one worker on CPUs, in GiB."""
     kwargs: dict[str, JsonValue]
-    """Further engine options, handed to vLLM's `EngineArgs` untouched."""
+    """Further engine options, handed to vLLM's `EngineArgs` untouched; they go over `model.engine_kwargs`, and null takes one
+    of those away."""
 
 
 class EchoEngineConfig(Strict):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vllm.tokenizers import TokenizerLike
 
 Logprobs = list[list[dict[str, Any]]]
+# What vLLM calls the parsers of gpt-oss: they only stand for its HarmonyParser, which takes reasoning and calls apart together.
+_HARMONY = {"openai_gptoss", "openai"}
 
 
 class AnswerParser:
@@ -27,6 +29,7 @@ class AnswerParser:
                 tool_parser_name=model.tool_call_parser,
                 reasoning_parser_name=model.reasoning_parser,
                 enable_auto_tools=model.tool_call_parser is not None,
+                is_harmony=not _HARMONY.isdisjoint({model.reasoning_parser, model.tool_call_parser}),
             )
             self._tokenizer = tokenizer
             if self._parser is not None:

@@ -62,7 +62,7 @@ class VllmEngine:
             "reasoning_parser": model.reasoning_parser or "",
             "served_model_name": model.name,  # in vLLM's metrics
             "enable_mfu_metrics": True,  # operations and bytes of every step, for the roofline
-            **config.engine.kwargs,
+            **config.engine_kwargs,
             "model": folder,
             "disable_log_stats": False,
         }

@@ -3,8 +3,8 @@
 import ast
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from pipelines.config import BatchConfig
 from pipelines.errors import ConfigError
 from pipelines.suggest import did_you_mean
 
@@ -20,18 +20,19 @@ _OURS = {
 }
 
 
-def check_options(kwargs: dict[str, Any]) -> None:
+def check_options(config: BatchConfig) -> None:
     """Refuse options that vLLM does not have, without importing it (which takes tens of seconds).
 
     Raises ConfigError that names the option. Values are checked by vLLM itself, when the worker builds its engine.
     """
-    for name in kwargs:
+    names = {name: config.key_of(name) for name in config.engine_kwargs}
+    for name, key in names.items():
         if name in _OURS:
-            raise ConfigError(f"engine.kwargs.{name} is set by {_OURS[name]}")
+            raise ConfigError(f"{key} is set by {_OURS[name]}")
     known = engine_options()
-    for name in kwargs:
+    for name, key in names.items():
         if known and name not in known:
-            raise ConfigError(f"engine.kwargs.{name} is not an option of vLLM's EngineArgs{did_you_mean(name, known)}")
+            raise ConfigError(f"{key} is not an option of vLLM's EngineArgs{did_you_mean(name, known)}")
 
 
 def engine_options() -> set[str]:

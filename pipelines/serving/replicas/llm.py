@@ -13,7 +13,7 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 
-from pipelines.config import Device, ServeConfig, VllmEngineConfig
+from pipelines.config import Device, ServeConfig
 from pipelines.model import model_folder
 from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT, Ask
 from pipelines.serving.replicas import as_error
@@ -85,8 +85,7 @@ def _text(said: Any) -> str:
 
 
 def _llm_config(config: ServeConfig, revision: str | None, device: Device) -> Any:
-    engine, model = config.engine, config.model
-    assert isinstance(engine, VllmEngineConfig)
+    model = config.model
     optional = {
         "revision": revision,
         "max_model_len": model.max_model_len,
@@ -107,7 +106,7 @@ def _llm_config(config: ServeConfig, revision: str | None, device: Device) -> An
         "enable_mfu_metrics": True,
         **({"enforce_eager": True} if device == "cpu" else {}),
         **{name: value for name, value in optional.items() if value is not None},
-        **engine.kwargs,
+        **config.engine_kwargs,
     }
     return LLMConfig(
         model_loading_config={"model_id": model.name, "model_source": model_folder(model)},

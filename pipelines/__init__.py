@@ -1,1 +1,5 @@
-"""Fournee: answer every row of a very large data set with a language model, exactly once, and say what it cost."""
+"""Fournée: answer every row of a very large data set with a language model, exactly once, and say what it cost."""
+
+from pipelines.telemetry import switch_off
+
+switch_off()

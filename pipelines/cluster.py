@@ -43,7 +43,6 @@ _INIT_DEATHS = 3  # actors that may die while loading, one after the other, befo
 @contextmanager
 def connect(config: BatchConfig) -> Iterator[Placement]:
     """Join or start a Ray cluster for the block; raises ConfigError where it cannot hold the workers."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not config.verbose:
         _quieten()
     # What the settings say, else the cluster that this process belongs to, else one of our own.

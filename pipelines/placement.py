@@ -13,6 +13,7 @@ from pipelines.engines.served import KEY_VARIABLE
 from pipelines.errors import ConfigError
 from pipelines.machine import installed_versions
 from pipelines.model import is_on_this_machine
+from pipelines.telemetry import TELEMETRY_OFF
 
 _GPU_BLOCK, _CPU_BLOCK = 16, 128  # vLLM's `CacheConfig.DEFAULT_BLOCK_SIZE`, and what its CPU platform puts in its place
 _PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -139,7 +140,7 @@ def _num_gpus(config: BatchConfig) -> int:
 
 def _environment(config: BatchConfig, engine: VllmEngineConfig, device: Device, cpus: int) -> dict[str, str]:
     """Environment variables for a worker's process; what the user has set already stays."""
-    wanted = {"VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    wanted = {**TELEMETRY_OFF, "TOKENIZERS_PARALLELISM": "false"}
     if not config.verbose:
         # On CPUs vLLM warns at every start about what our own CPU options entail.
         wanted |= {"VLLM_LOGGING_LEVEL": "ERROR" if device == "cpu" else "WARNING", "TQDM_DISABLE": "1"}

@@ -26,7 +26,7 @@ DOORS = {
 }
 # Each module may import those of its own level and of the levels above it in this list.
 LEVELS = [
-    {"pipelines.errors", "pipelines.patience", "pipelines.suggest"},
+    {"pipelines.errors", "pipelines.patience", "pipelines.suggest", "pipelines.telemetry"},
     {
         "pipelines.config",
         "pipelines.schema",

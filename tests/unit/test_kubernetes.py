@@ -147,14 +147,6 @@ def test_api_keys_reach_the_endpoint_alone(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_telemetry_is_off(overlay: str) -> None:
-    for cluster in clusters(overlay).values():
-        for template in ray_pods(cluster):
-            values = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
-            assert (values["RAY_USAGE_STATS_ENABLED"], values["VLLM_NO_USAGE_STATS"]) == ("0", "1")
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_nothing_but_the_night_starts_by_itself_and_all_bring_the_same_cluster(overlay: str) -> None:
     for kind in ("RayCluster", "RayJob", "RayService"):
         assert manifest(overlay, kind)["spec"]["suspend"] is True, kind

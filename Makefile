@@ -6,12 +6,13 @@ TORCH := infra/torch-cpu.lock
 READY := .venv/.ready
 DEMO := runs/demo
 IMAGE := --extra s3 --extra gcs --extra azure --extra huggingface --extra delta --extra iceberg
+AUDIT := build/audit/bin/pip-audit
 TOOLS := chromium chromedriver promtool
 UV := UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 $(BIN)/uv
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test debian chaos bench lint docs lock clean
+.PHONY: help setup demo test debian chaos bench lint docs lock licences audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -64,7 +65,7 @@ lint: $(READY)  ## ruff and mypy
 docs: $(READY)  ## renew docs/configuration.md after a change of a setting or a choice
 	@$(BIN)/python -m tests.reference
 
-lock: $(READY)  ## renew the lock files after a change of pyproject.toml
+lock: $(READY)  ## renew the lock files and the page of licences after a change of pyproject.toml
 	@links=$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || echo https://download.pytorch.org/whl/cpu/torch/); \
 	compile="$(BIN)/uv pip compile --quiet pyproject.toml --python-version 3.11 --generate-hashes --no-annotate"; \
 	export UV_SYSTEM_CERTS=1 UV_CUSTOM_COMPILE_COMMAND="make lock"; \
@@ -74,6 +75,20 @@ lock: $(READY)  ## renew the lock files after a change of pyproject.toml
 		--no-emit-package torch --output-file infra/image-cpu.lock && \
 	$$compile --extra gpu $(IMAGE) --python-platform x86_64-manylinux_2_28 --output-file infra/image-gpu.lock
 	@sed -n '/^torch==/,/[^\\]$$/p' $(LOCK) > $(TORCH)
+	@$(MAKE) --no-print-directory licences
+
+licences: $(READY)  ## renew docs/licences.md from what the packages in the images state
+	@UV_SYSTEM_CERTS=1 $(BIN)/python -m tests.licences
+
+audit: $(AUDIT)  ## ask whether a version in the images' locks is known to be vulnerable; for a nightly job
+	@status=0; for lock in infra/image-cpu.lock infra/image-gpu.lock; do echo "== $$lock"; \
+		$(AUDIT) --requirement $$lock --require-hashes --disable-pip --strict --progress-spinner off $(ARGS) || status=1; \
+	done; exit $$status
+
+$(AUDIT): Makefile
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@touch $@
 
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -213,7 +213,8 @@ def test_a_folder_beyond_rays_limit_is_refused_with_what_takes_most(folder: Path
 
 
 def test_the_shipped_excludes_leave_out_what_no_job_needs(folder: Path) -> None:
-    for name in (".git/HEAD", ".venv/bin/python", "a/__pycache__/b.pyc", ".mypy_cache/x", "runs/r/x", "data/x", "data.py"):
+    unwanted = (".git/HEAD", ".venv/bin/python", ".env", "a/__pycache__/b.pyc", ".mypy_cache/x", "runs/r/x", "data/x")
+    for name in (*unwanted, "data.py"):
         write(folder / name)
     write(folder / "src/data/needed.py")
     assert find_upload(folder, settings().excludes).sizes.keys() == {"src/data/needed.py", "data.py"}

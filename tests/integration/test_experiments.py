@@ -12,8 +12,8 @@ from pipelines.compose import compose_settings, conf_folder
 from pipelines.config import BatchConfig
 from pipelines.engines import Engine
 from pipelines.parse import parse_config
-from pipelines.plan import batches_of
 from pipelines.poison import Suspicions
+from pipelines.rows import BATCH_FIELDS, Batch
 from pipelines.run import begin_attempt, open_run
 from pipelines.sources import list_sources
 from pipelines.statistics import Age, Origin, Timing
@@ -43,7 +43,7 @@ def answered(config: BatchConfig, engine: Engine) -> list[dict[str, Any]]:
     begin_attempt(run)
     origin = Origin(run.fingerprint, "w", "node", "cpu", 1, run.attempt, config.pricing)
     steps = Steps(config, run.folder, plan.carried, origin, engine)
-    batches = batches_of(plan.batches)
+    batches = [Batch(**line) for line in plan.batches.select(BATCH_FIELDS).to_pylist()]
     for batch, block in zip(batches, steps.blocks(batches), strict=True):
         work = Work(batch, block, None, Suspicions())
         (cell,) = work.cells

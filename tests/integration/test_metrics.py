@@ -1,6 +1,7 @@
 """Prometheus' view of a run: what Ray's agent of the node serves over HTTP, while it goes on and after it."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -29,13 +30,19 @@ _PORT = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.
 _SHOWN = ("status", "kind", "phase", "error_kind", "currency", "le")
 
 
+def metrics_url_of(address: str) -> str:
+    """Where the agent of a cluster's only node serves metrics."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+    command = [sys.executable, "-c", _PORT, address]
+    port = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout)
+    return f"http://127.0.0.1:{port}/metrics"
+
+
 @pytest.fixture
 def metrics_url(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the agent of the cluster's only node serves metrics."""
+    """That of the cluster which the tests share."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    command = [sys.executable, "-c", _PORT, ray_address]
-    port = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
-    return f"http://127.0.0.1:{port}/metrics"
+    return metrics_url_of(ray_address)
 
 
 @dataclass(frozen=True)

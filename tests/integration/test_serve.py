@@ -27,6 +27,7 @@ from pipelines.engines import Engine
 from pipelines.engines.vllm.requests import Requests
 from pipelines.history import History
 from pipelines.rows import Request
+from tests.integration.test_metrics import fetch, metrics_url_of
 from tests.integration.test_readme import COMMANDS
 
 KEY = "sk-alice-0123456789abcdef"
@@ -106,23 +107,22 @@ def serving(folder: Path, *overrides: str, port: int | None = None, **more: str)
 
 def scraped(server: Server) -> dict[str, Counter[str]]:
     """What the agent of the endpoint's own Ray shows to Prometheus, by the tag that counts; Ray tells it every few seconds."""
-    ports = {
+    (address,) = {
         word.partition("=")[2]
         for process in psutil.Process(server.process.pid).children(recursive=True)
         for word in process.cmdline()
-        if word.startswith("--metrics-export-port=") and not word.endswith("=0")
+        if word.startswith("--gcs-address=")
     }
+    url = metrics_url_of(address)
     found: dict[str, Counter[str]] = {}
     deadline = time.monotonic() + 60
     while not set(DOCUMENTED) <= set(found) and time.monotonic() < deadline:
         time.sleep(1)
         found = {}
-        for port in ports:
-            for family in text_string_to_metric_families(requests.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text):
-                for sample in family.samples:
-                    tags = sample.labels
-                    counted = tags.get("status") or tags.get("kind") or tags.get("le") or ""
-                    found.setdefault(sample.name, Counter())[counted] += sample.value
+        for family in text_string_to_metric_families(fetch(url)):
+            for sample in family.samples:
+                tags = sample.labels
+                found.setdefault(sample.name, Counter())[tags.get("status") or tags.get("kind") or ""] += sample.value
     return found
 
 

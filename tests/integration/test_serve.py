@@ -277,7 +277,8 @@ def test_a_model_that_embeds_does_so_live(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_real_model_answers_as_in_a_batch_and_its_engine_may_die(tmp_path: Path, vllm_engine: Engine) -> None:
     """Takes five minutes on two cores: vLLM's server is three processes, each of which imports vLLM."""
-    with serving(tmp_path, "engine.cpu_kv_cache_gib=1", port=8000, keys="") as server:  # as the README starts it
+    own = ("engine.cpu_kv_cache_gib=1", "model.tool_call_parser=hermes")
+    with serving(tmp_path, *own, port=8000, keys="") as server:  # as the README starts it
         client = server.client
         done = subprocess.run(CURL, shell=True, capture_output=True, text=True, timeout=120, check=True)
         assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]

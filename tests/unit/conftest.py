@@ -54,6 +54,7 @@ def input_config() -> Callable[..., FileInput]:
             "tools_column": None,
             "sampling_column": None,
             "schema_column": None,
+            "expected_column": None,
             "carry_columns": (),
             "limit": None,
             "order": "as_is",

@@ -128,7 +128,7 @@ def test_our_commands_answer_the_rows_of_the_page(batch_config: Config, capsys: 
     for words in OURS:
         config = batch_config(*words)
         assert isinstance(config.engine, VllmEngineConfig)
-        check_options(config.engine.kwargs)
+        check_options(config)
         run, plan, _ = answer(config.model_copy(update={"engine": echo}))
         found[str(config.output.path)] = results(run)
         if config.output.openai:

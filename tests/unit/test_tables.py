@@ -35,6 +35,7 @@ COMMON: dict[str, Any] = {
     "tools_column": None,
     "sampling_column": None,
     "schema_column": None,
+    "expected_column": None,
     "carry_columns": (),
     "limit": None,
     "order": "as_is",

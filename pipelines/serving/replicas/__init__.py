@@ -99,11 +99,15 @@ class Replicas:
     async def look_for_ever(self) -> None:
         """Ask the controller again and again, beside the requests: it takes 50 ms to answer, and sometimes far longer."""
         while True:
-            try:
-                self._num_ready = await asyncio.to_thread(_num_running)
-            except (RayError, RayServeException):
-                logger.warning("Serve's controller does not say how many replicas run", exc_info=True)
+            await self.look()
             await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Ask it once."""
+        try:
+            self._num_ready = await asyncio.to_thread(_num_running)
+        except (RayError, RayServeException):
+            logger.warning("Serve's controller does not say how many replicas run", exc_info=True)
 
 
 class Ingress:
@@ -118,6 +122,7 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once."""
         one = self._endpoint
+        await self._backend.look()  # an ingress that takes another's place must not begin with refusals
         self._tasks = [asyncio.create_task(self._backend.look_for_ever()), asyncio.create_task(self._note())]
         observers = (ServeMetrics(one.config), self._usage)
         gate = Gate(one.config, self._backend, one.keys, observers, one.special_tokens)

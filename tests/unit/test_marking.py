@@ -70,6 +70,7 @@ def test_structured_answers_are_compared_as_json(text: str, expected: str, corre
     assert mark(text, expected, SCHEMA) is correct
 
 
+AS_JSON = config_of("postprocess=json")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 10) | st.text("ab1 ", max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
@@ -79,8 +80,7 @@ JSON = st.recursive(
 
 @given(value=JSON)
 def test_every_value_is_the_same_as_itself_however_it_is_spaced(value: Any) -> None:
-    steps = Postprocessor(config_of("postprocess=json").postprocess)
-    sampling = config_of().sampling
+    steps, sampling = Postprocessor(AS_JSON.postprocess), AS_JSON.sampling
     said = Completion(text=json.dumps(value, indent=3), finish_reason="stop", stop_reason=None, num_output_tokens=1)
     assert is_correct(steps.apply(said, sampling), json.dumps(value), sampling, steps) is True
 

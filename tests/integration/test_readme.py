@@ -70,28 +70,45 @@ def play(page: str, folder: Path, address: str) -> None:
                 subprocess.run(words, shell=True, cwd=folder, check=True)
 
 
-def test_the_tour_and_the_quick_start_run_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
-    """In order, in an empty folder."""
+def tour(folder: Path, address: str) -> None:
+    """What the README does with a file of one's own, in order."""
     for language, block in TOUR:
         if language == "python":
-            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+            subprocess.run([sys.executable, "-c", block], cwd=folder, check=True)
             continue
         for line in block.splitlines():
-            run(line, tmp_path, ray_address)
-    play("quickstart.md", tmp_path, ray_address)
+            run(line, folder, address)
+
+
+def test_the_tour_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+    tour(tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/ten/results").count_rows() == 10
-    assert ds.dataset(tmp_path / "runs/squares/2026-12-01/results").count_rows() == 100
     assert ds.dataset(tmp_path / "runs/all/results").count_rows() == 100
+
+
+@pytest.mark.slow  # as the next two: a minute or two; that their commands compose is tested in test_docs.py
+def test_the_quick_start_runs_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
+    tour(tmp_path, ray_address)
+    play("quickstart.md", tmp_path, ray_address)
+    assert ds.dataset(tmp_path / "runs/squares/2026-12-01/results").count_rows() == 100
     assert ds.dataset(tmp_path / "runs/pirate/results").count_rows() == 64
     (first, *_) = ds.dataset(tmp_path / "runs/numbers/results").to_table().to_pylist()
     assert (first["text"], first["uid"]) == ("Answer with a number only. What is 1", 1)
 
 
+@pytest.mark.slow
 def test_the_commands_about_inputs_run_as_written_with_the_echo_engine(tmp_path: Path, ray_address: str) -> None:
     play("inputs.md", tmp_path, ray_address)
     rows = {row["id"]: row for row in ds.dataset(tmp_path / "run/results").to_table().to_pylist()}
     assert (rows["b"]["error_kind"], rows["b"]["attempts"], rows["c"]["num_output_tokens"]) == ("missing_value", 2, 3)
     assert ds.dataset(tmp_path / "numbers/results").to_table()["parsed"].to_pylist()[0] == '"2"'
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_handbook_run_as_written(tmp_path: Path, ray_address: str) -> None:
+    night, *_ = bash_lines(OPERATIONS)
+    run(night, tmp_path, ray_address)
+    play("failures.md", tmp_path, ray_address)
 
 
 def bash_lines(page: str) -> list[str]:
@@ -127,13 +144,12 @@ def test_what_is_submitted_composes(command: str, tmp_path: Path) -> None:
     assert parse_config(compose_settings("batch", ["cluster=job", *job[1:]])).cluster.address == "auto"
 
 
-def test_the_commands_of_every_night_and_of_the_handbook_run_as_written(tmp_path: Path, ray_address: str) -> None:
+def test_the_commands_of_every_night_run_as_written(tmp_path: Path, ray_address: str) -> None:
     night, *others = bash_lines(OPERATIONS)
     run(night, tmp_path, ray_address)
     assert ds.dataset(tmp_path / "runs/nightly/2026-11-30/results").count_rows() == 64
     for line in (line for line in others if line.startswith("fournee history ")):
         run(line, tmp_path, ray_address)
-    play("failures.md", tmp_path, ray_address)
     (chaos,) = (line for line in others if line.startswith("make "))
     test_make_knows_its_targets(chaos)
     (plain,) = (line for line in others if line.startswith("RAY_AUTH_MODE=token ray job submit "))

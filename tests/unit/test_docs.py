@@ -1,11 +1,15 @@
 """The docs keep up with the code: columns, error kinds, modules, exit codes."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from pipelines.compose import compose_settings
 from pipelines.errors import ErrorKind, ExitCode, Flag
+from pipelines.parse import parse_config, parse_estimate, parse_serve
 from pipelines.schema import BATCH, RESULT, RUN, WORKER
 from tests.benchmarks.scale.__main__ import MEASUREMENTS
 
@@ -49,3 +53,21 @@ def test_every_exit_code_is_in_the_readme() -> None:
 def test_every_measurement_of_scale_is_in_the_page_on_performance() -> None:
     page = text_of("docs/performance.md")
     assert not [name for name in MEASUREMENTS if f"`{name}`" not in page]
+
+
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PARSERS = {"batch": parse_config, "estimate": parse_estimate, "serve": parse_serve}
+
+
+def jobs_in(page: str) -> list[str]:
+    """The commands of a page that run a job here, each on one line; settings of one's own are played in test_readme.py."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix(".venv/bin/") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    names = tuple(f"fournee {job}" for job in PARSERS)
+    return [line for line in lines if line.startswith(names) and "--config-dir" not in line and "--new-key" not in line]
+
+
+@pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in jobs_in(page)])
+def test_every_command_of_a_page_composes(page: str, line: str) -> None:
+    _, job, *overrides = shlex.split(line)
+    PARSERS[job](compose_settings(job, [one for one in overrides if one != "--dry-run"]))

@@ -123,8 +123,10 @@ class Ingress:
         """Called by Serve once."""
         one = self._endpoint
         await self._backend.look()  # an ingress that takes another's place must not begin with refusals
-        self._tasks = [asyncio.create_task(self._backend.look_for_ever()), asyncio.create_task(self._note())]
-        observers = (ServeMetrics(one.config), self._usage)
+        metrics = ServeMetrics(one.config)
+        lasting = (self._backend.look_for_ever(), self._note(), metrics.show_for_ever())
+        self._tasks = [asyncio.create_task(one) for one in lasting]
+        observers = (metrics, self._usage)
         gate = Gate(one.config, self._backend, one.keys, observers, one.special_tokens)
         app = build_app(gate, one.page)
         files = Files(one.folder, one.config.serve.max_file_bytes)

@@ -1,5 +1,7 @@
 """What the endpoint shows to Prometheus, through Ray (docs/metrics.md)."""
 
+import asyncio
+
 from ray.util import metrics as ray_metrics
 
 from pipelines.config import ServeConfig
@@ -8,6 +10,7 @@ from pipelines.serving.answering import Tally
 
 _TAGS = ("model", "key")
 _BOUNDARIES = BOUNDARIES_S.tolist()
+_SHOW_S = 5.0
 
 
 class ServeMetrics:
@@ -31,6 +34,12 @@ class ServeMetrics:
             }.items()
         }
 
+    async def show_for_ever(self) -> None:
+        """Set what is counted now again and again: Ray forgets a gauge that was not set for a while."""
+        while True:
+            self._running.set(self._num_running, self._model)
+            await asyncio.sleep(_SHOW_S)
+
     def refused(self, key: str, status: int) -> None:
         """A request was not answered, for that status."""
         self._requests.inc(1, {**self._model, "key": key, "status": str(int(status))})
@@ -38,12 +47,10 @@ class ServeMetrics:
     def began(self, tally: Tally) -> None:
         """A request goes to a replica."""
         self._num_running += 1
-        self._running.set(self._num_running, self._model)
 
     def answered(self, tally: Tally) -> None:
         """It is answered, or given up."""
         self._num_running -= 1
-        self._running.set(self._num_running, self._model)
         if tally.is_refused:
             return  # which is counted with its status
         tags = {**self._model, "key": tally.key}

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -178,6 +179,7 @@ def deploy(endpoint: Endpoint, placement: Placement) -> None:
     quiet = {"enable_access_log": False, "log_level": "INFO" if endpoint.config.verbose else "WARNING"}
     serve.start(http_options={"host": settings.host, "port": settings.port}, logging_config=quiet)
     serve.run(application(endpoint, placement), name=APP, route_prefix="/", logging_config=quiet)
+    time.sleep(2 * _LOOK_S)  # until the ingress has seen its replicas
 
 
 def take_down() -> None:

@@ -23,7 +23,7 @@ from pipelines.readers import read_batches, unreadable
 from pipelines.readers.jsonl import as_text
 from pipelines.requests import RequestBuilder
 from pipelines.result_rows import failed_offsets, merged, request_key, result_table
-from pipelines.rows import Answer, Batch, Block, Outcome, Request, Settled
+from pipelines.rows import Answer, Batch, Block, Outcome, Request, Row, Settled
 from pipelines.sources import check_unchanged, is_bad_file
 from pipelines.statistics import Age, Origin, Timing, share_of, statistics_of
 from pipelines.storage import Folder
@@ -136,8 +136,7 @@ class Steps:
         row, place = work.block.rows[index], work.block.places[index]
         if isinstance(row, RowError):
             return Entry(error=row)
-        expected = None if self._expected_column is None else as_text(row.get(self._expected_column)) or None
-        request = None
+        expected, request = self._expected(row), None
         try:
             request = self._requests.build(
                 row,
@@ -148,6 +147,11 @@ class Steps:
             return Entry(expected, request, self._engine.prepare(request))
         except RowError as error:
             return Entry(expected, request, error=error)
+
+    def convict(self, work: Work, cell: Cell, error: RowError) -> list[Settled]:
+        """Fail what must not be run again."""
+        entries = [Entry(self._expected(work.block.rows[index]), error=error) for index in work.rows_in(cell)]
+        return [Settled(None, error, self._is_correct(entry, error)) for entry in entries]
 
     def finish(self, entries: Sequence[Entry], ticket: Ticket) -> list[Settled]:
         """Make of each answer what the settings ask for."""
@@ -162,6 +166,11 @@ class Steps:
                     outcome = replace(outcome, completions=made)
             settled.append(Settled(entry.request, outcome, self._is_correct(entry, outcome)))
         return settled
+
+    def _expected(self, row: Row) -> str | None:
+        if self._expected_column is None or isinstance(row, RowError):
+            return None
+        return as_text(row.get(self._expected_column)) or None
 
     def _is_correct(self, entry: Entry, outcome: Outcome) -> bool | None:
         if entry.expected is None:

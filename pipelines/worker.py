@@ -177,7 +177,8 @@ class Worker:
         """Answer the rows of a cell, together; a row that is known to kill engines is failed instead."""
         if work.suspicions.is_convicted(cell):
             deaths = work.suspicions.num_deaths(cell.batch_id)
-            return [Settled(None, RowError(ErrorKind.ENGINE_KILLED, f"engines died {deaths} times until this row was found"))]
+            error = RowError(ErrorKind.ENGINE_KILLED, f"engines died {deaths} times until this row was found")
+            return self._steps.convict(work, cell, error)
         if not work.rows_in(cell):
             return []
         await _in(self._committers, self._heartbeat.enter, cell)

@@ -217,11 +217,14 @@ def test_a_worker_that_dies_again_and_again_ends_the_job_with_what_is_done(fourn
 
 def test_a_row_that_kills_engines_is_found_and_failed_and_every_other_row_is_answered(fournee: Fournee, jsonl: Jsonl) -> None:
     poisoned = [*rows(57), {"id": "poison", "prompt": "DIE"}, *rows(100)[57:]]
-    done = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "errors.max_failed_fraction=0.1"))
+    expected = "input.expected_column=prompt"  # which the echo engine answers
+    done = fournee.run(*echo(jsonl(poisoned), "engine.die_text=DIE", "errors.max_failed_fraction=0.1", expected))
     assert done.code == 0, done.err
     by_id = {row["id"]: row for row in fournee.table().to_pylist()}
     assert sorted(by_id) == sorted(["poison", *(row["id"] for row in rows(100))])
-    assert by_id.pop("poison")["error_kind"] == "engine_killed"
+    poison = by_id.pop("poison")
+    assert (poison["error_kind"], poison["correct"]) == ("engine_killed", False)
+    assert {row["correct"] for row in by_id.values()} == {True}
     assert {i: row["text"] for i, row in by_id.items()} == {row["id"]: row["prompt"].strip() for row in rows(100)}
     assert len(fournee.table()) == 101
 

@@ -143,6 +143,11 @@ def engine_config(engine: str) -> BatchConfig:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What kills the shared engine comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("kills_the_engine") is not None)
+
+
 @pytest.fixture(scope="session")
 def vllm_engine() -> Iterator[Engine]:
     """The real engine in this process, as a worker on CPUs runs it; one for all tests, the last of which kills it."""

@@ -174,10 +174,10 @@ def test_a_request_that_vllm_gives_up_is_no_answer(vllm_engine: Any, monkeypatch
     assert answers(ask(vllm_engine, "Hello!"))
 
 
+@pytest.mark.kills_the_engine
 def test_requests_that_a_dying_vllm_aborts_are_no_answers_and_every_batch_hears_of_it(
     vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last test here: nothing answers after it."""
     prepared = [vllm_engine.prepare(chat("Hello!"))]
     monkeypatch.setattr(vllm_engine._engine, "step", end_with(vllm_engine, "abort"))
     for ticket in [vllm_engine.submit(prepared) for _ in range(3)]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pipelines.errors import ExitCode
 from pipelines.machine import installed_versions
 
 JOBS = {
@@ -33,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if job not in JOBS:
         print(f"fournee: {job!r} is not a job\n\n{_usage()}", file=sys.stderr)
         return 2
-    code: int = import_module(f"jobs.{_SCRIPTS.get(job, job)}").main(rest)
+    try:
+        script = import_module(f"jobs.{_SCRIPTS.get(job, job)}")
+    except KeyboardInterrupt:  # Ctrl-C while modules load, which takes seconds: nothing has begun
+        return ExitCode.STOPPED
+    code: int = script.main(rest)
     return code
 
 

@@ -1,6 +1,9 @@
 """The console command: what it says about itself, and that a dry run and a bad configuration start and write nothing."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from jobs import batch, cli
 from pipelines.compose import compose_settings, conf_folder
 from pipelines.errors import ExitCode
 from tests.webhook import SECRET, Webhook
+
+ROOT = Path(__file__).parents[2]
 
 
 def names_in(folder: Path) -> list[str]:
@@ -179,3 +184,11 @@ def test_a_webhook_that_refuses_does_not_change_the_exit_code_and_is_not_shown(
         assert batch.main(["engine=echo", "input.path=no_such.jsonl", "verbose=true"]) == ExitCode.BAD_CONFIG
     assert "the webhook refused" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_ctrl_c_while_modules_load_is_a_stop(tmp_path: Path) -> None:
+    """A package that takes the place of Ray stands for the moment."""
+    (tmp_path / "ray.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "jobs.cli", "batch"], cwd=ROOT, env=environment, timeout=60, check=False)
+    assert done.returncode == ExitCode.STOPPED

@@ -60,7 +60,8 @@ def share_interval(num: int, total: int) -> Interval | None:
     share, z2 = num / total, _Z**2
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _Z / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half))
+    # The ends of 0 and 1 are 0 and 1 but for rounding.
+    return Interval(value=share, low=min(share, max(0.0, centre - half)), high=max(share, min(1.0, centre + half)))
 
 
 def drift_of(paces: np.ndarray) -> float:

@@ -16,12 +16,17 @@ def is_correct(answer: Completion, expected: str, sampling: SamplingConfig, step
     """Whether an answer, after its steps, says what the expected one says after the same steps.
 
     Numbers count by what they are worth (1,000 is 1000.0), text without the space around it, and all else as JSON. None where
-    the steps cannot take what is expected.
+    the steps cannot take what is expected, or where both are nested too deeply to be compared.
     """
     model = steps.apply(Completion(text=expected, finish_reason="stop", stop_reason=None, num_output_tokens=0), sampling)
     if model.error is not None:
         return None
-    return answer.error is None and _value(answer) == _value(model)
+    if answer.error is not None:
+        return False
+    try:
+        return bool(_value(answer) == _value(model))
+    except RecursionError:
+        return None
 
 
 def _value(one: Completion) -> Any:

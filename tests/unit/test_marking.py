@@ -70,6 +70,18 @@ def test_structured_answers_are_compared_as_json(text: str, expected: str, corre
     assert mark(text, expected, SCHEMA) is correct
 
 
+@pytest.mark.parametrize("levels", [100, 300, 450, 600, 900])
+def test_json_of_any_depth_costs_its_row_at_most_its_mark(levels: int) -> None:
+    text = "[" * levels + "]" * levels
+    assert mark(text, text, "postprocess=json") in (True, None)
+
+
+@pytest.mark.parametrize("number", ["1e999999999999999999999", "-1e-999999999", "9" * 5000, "1_0", "sNaN"])
+def test_numbers_of_any_size_are_the_same_as_themselves(number: str) -> None:
+    assert mark(number, number) is True
+    assert mark(number, "5") is False
+
+
 AS_JSON = config_of("postprocess=json")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 10) | st.text("ab1 ", max_size=3),

@@ -28,7 +28,7 @@ from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
 from pipelines.postprocess import Postprocessor
 from pipelines.prefix_plan import order_by_prefix
 from pipelines.preflight import check_space, check_writable
-from pipelines.progress import Pace, progress
+from pipelines.progress import Progress, show_progress
 from pipelines.requests import RequestBuilder
 from pipelines.run import Run, begin_attempt, find_run, open_run
 from pipelines.schema import SUCCESS_FILE
@@ -127,12 +127,12 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
     check_writable(run.folder)
     check_space(run.folder, todo.num_rows)
     with connect(config) as placement:
-        pace = Pace(plan.num_rows, done_rows, meter_of(config, run, placement))
-        check = limits(config, run, todo, lease, pace)
+        progress = Progress(plan.num_rows, done_rows, meter_of(config, run, placement))
+        check = limits(config, run, todo, lease, progress)
         check()  # a budget that is used up starts no worker
         job, board = job_of(config, run, plan, placement), Board()
         metrics = RunMetrics(job.tags, config.pricing.currency, run.attempt)
-        with progress(config, board, pace, metrics.update):
+        with show_progress(config, board, progress, metrics.update):
 
             def answer_round(batches: pa.Table) -> None:
                 shards = make_shards(batches, config.cluster.max_workers or config.cluster.workers)
@@ -152,17 +152,17 @@ def meter_of(config: BatchConfig, run: Run, placement: Placement) -> Meter:
     )
 
 
-def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, pace: Pace) -> Callable[[], None]:
+def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, progress: Progress) -> Callable[[], None]:
     """What is checked again and again while the workers run; raises Stopped, TooManyFailures, or whatever the lease does."""
     failing = ErrorBudget(
-        config.errors, pace.total_rows, lambda: sum(Parts(run.folder).failures(todo.kept, run.attempt).values())
+        config.errors, progress.total_rows, lambda: sum(Parts(run.folder).failures(todo.kept, run.attempt).values())
     )
     spending = SpendingLimit(config.budget, config.cluster.drain_s)
 
     def check() -> None:
         lease.check()
-        failing.check(pace.num_failed, pace.num_left)
-        spending.check(pace.meter)
+        failing.check(progress.num_failed, progress.num_left)
+        spending.check(progress.meter)
 
     return check
 

@@ -43,6 +43,7 @@ class _Board:
 
     def __init__(self) -> None:
         self._totals = dict.fromkeys(_SUMMED, 0)
+        self._num_ready = 0
         self._lives: dict[Life, tuple[float, float]] = {}
         self._last_sign_s: dict[Life, float] = {}
         self._last_busy_s = time.monotonic()
@@ -50,6 +51,9 @@ class _Board:
         self._is_stopping = False
         self._leaving: frozenset[str] = frozenset()
         self._orders = asyncio.Condition()
+
+    async def ready(self) -> None:
+        self._num_ready += 1
 
     async def committed(self, numbers: dict[str, int]) -> None:
         for name in _SUMMED:
@@ -91,6 +95,7 @@ class _Board:
             "worker_s": sum(last - first for first, last in self._lives.values()),
             "wall_s": time.monotonic() - since,
             "num_workers": len(self._last_sign_s),
+            "num_ready": self._num_ready,
         }
 
     async def idle_s(self) -> float:
@@ -117,6 +122,10 @@ class Board:
         self._actor: ActorHandle = board.options(scheduling_strategy=here).remote()
 
     # What a worker says and hears.
+
+    def ready(self) -> None:
+        """Say that the engine is loaded. Does not wait."""
+        self._actor.ready.remote()
 
     def committed(self, numbers: dict[str, int]) -> None:
         """Report a batch: how many rows, failures and tokens are new. Does not wait."""
@@ -146,7 +155,7 @@ class Board:
     # What the driver asks and says; each raises TimeoutError where it takes too long, and BoardLost.
 
     def totals(self) -> dict[str, float]:
-        """How many rows, failures and tokens were committed; for how long there were workers, and how long each, added up."""
+        """What was committed; for how long there were workers, and how long each, added up; how many there are, and loaded."""
         totals: dict[str, float] = _wait(self._actor.totals.remote())
         return totals
 

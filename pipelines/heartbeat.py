@@ -15,7 +15,7 @@ import psutil
 from pipelines.engines import Engine
 from pipelines.machine import describe_hardware
 from pipelines.poison import Cell, Suspicions
-from pipelines.rows import Work
+from pipelines.rows import EngineWork
 from pipelines.run import ATTEMPTS
 from pipelines.starvation import Starvation
 from pipelines.statistics import Age, Origin
@@ -128,7 +128,7 @@ class Heartbeat:
             "request_s": engine.clock.request_s() if engine else 0.0,
             "starved_s": self._starved_s(),
             "num_batches": self._num_batches,
-            **(engine.work() if engine else Work())._asdict(),
+            **(engine.work() if engine else EngineWork())._asdict(),
             "price_per_accelerator_hour": self._origin.pricing.paid_per_accelerator_hour,
             "currency": self._origin.pricing.currency,
             "hardware": self._hardware,

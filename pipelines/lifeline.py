@@ -21,6 +21,9 @@ Order = Literal["stop", "leave"]
 class Line(Protocol):
     """A worker's line to its driver (`pipelines.board.Board`)."""
 
+    def ready(self) -> None:
+        """Say that the engine is loaded."""
+
     def committed(self, numbers: dict[str, int]) -> None:
         """Report a batch: how many rows, failures and tokens are new."""
 
@@ -46,7 +49,8 @@ class Lifeline:
         threading.Thread(target=self._live, name="live", daemon=True).start()
 
     def obey(self, is_idle: Callable[[], bool], heartbeat: Heartbeat) -> None:
-        """From now on, wait for an order in a thread: see `order`, and what happens when the worker is idle then."""
+        """The engine is loaded. From now on, wait for an order in a thread: see `order`, and what an idle worker does then."""
+        self._line.ready()
         threading.Thread(target=self._obey, args=(is_idle, heartbeat), name="obey", daemon=True).start()
 
     def end(self, reason: str, heartbeat: Heartbeat) -> NoReturn:

@@ -23,7 +23,7 @@ from pipelines.errors import RowError
 from pipelines.ordered_copy import copy_rows, kinds_of, lay_out
 from pipelines.plan import Plan
 from pipelines.prefix_order import Ints, PathRecorder, PrefixHits, PrefixTree, num_hit_tokens
-from pipelines.prompt_tokens import Tokens, tokens_for
+from pipelines.prompt_tokens import PromptTokens, tokens_for
 from pipelines.readers import read_batches
 from pipelines.requests import RequestBuilder
 from pipelines.rows import BATCH_FIELDS, Batch, Request
@@ -127,7 +127,7 @@ def _hits(look: _Look, as_is: Ints, by_prefix: Ints, block_size: int) -> PrefixH
     )
 
 
-def _look(config: BatchConfig, plan: Plan, columns: list[str], tokens: Tokens, block_size: int) -> _Look:
+def _look(config: BatchConfig, plan: Plan, columns: list[str], tokens: PromptTokens, block_size: int) -> _Look:
     """Render and tokenise every row."""
     requests = RequestBuilder(config, tokens.special_tokens)
     num_tokens = np.zeros(plan.num_rows, np.int64)

@@ -16,7 +16,7 @@ from pipelines.rows import Request
 T = TypeVar("T")
 
 
-class Tokens(Protocol):
+class PromptTokens(Protocol):
     """Tells the tokens of prompts."""
 
     @property
@@ -34,7 +34,7 @@ class Tokens(Protocol):
         """The same as numbers, for many at once."""
 
 
-def tokens_for(config: BatchConfig) -> Tokens:
+def tokens_for(config: BatchConfig) -> PromptTokens:
     """Tokens as the configured engine counts them."""
     return EchoTokens(config, config.engine) if isinstance(config.engine, EchoEngineConfig) else ModelTokens(config)
 

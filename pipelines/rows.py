@@ -155,7 +155,7 @@ class Answer:
 Outcome = Answer | RowError
 
 
-class Work(NamedTuple):
+class EngineWork(NamedTuple):
     """What an engine has done so far, whatever became of it."""
 
     num_generated_tokens: int = 0

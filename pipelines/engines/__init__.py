@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pipelines.config import BatchConfig, Device, EchoEngineConfig
 from pipelines.engines.fair_clock import FairClock
 from pipelines.errors import EngineDead
-from pipelines.rows import Outcome, Request, Work
+from pipelines.rows import EngineWork, Outcome, Request
 
 
 class Ticket:
@@ -65,7 +65,7 @@ class Engine(Protocol):
     def clock(self) -> FairClock:
         """The time that its requests share."""
 
-    def work(self) -> Work:
+    def work(self) -> EngineWork:
         """What it has done so far."""
 
     def num_steps(self) -> int:

@@ -18,7 +18,7 @@ from pipelines.config import EchoEngineConfig, PromptConfig
 from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock, Share
 from pipelines.errors import ErrorKind, RowError
-from pipelines.rows import Answer, Completion, EngineTime, Outcome, Request, Work
+from pipelines.rows import Answer, Completion, EngineTime, EngineWork, Outcome, Request
 from pipelines.truncate import truncate
 
 _BATCHES_AT_ONCE = 16
@@ -83,9 +83,9 @@ class EchoEngine:
             self._pool.submit(self._answer, ticket)
         return ticket
 
-    def work(self) -> Work:
+    def work(self) -> EngineWork:
         """How many words came out so far."""
-        return Work(self._num_generated)
+        return EngineWork(self._num_generated)
 
     def num_steps(self) -> int:
         """How many times a batch has moved on by one token."""

@@ -22,7 +22,7 @@ from pipelines.engines import Ticket
 from pipelines.engines.fair_clock import FairClock, Share
 from pipelines.errors import EngineDead, ErrorKind, RowError
 from pipelines.openai_bodies import parameters_body
-from pipelines.rows import Answer, Completion, EngineTime, Outcome, Request, Work
+from pipelines.rows import Answer, Completion, EngineTime, EngineWork, Outcome, Request
 
 KEY_VARIABLE = "FOURNEE_API_KEY"
 _AT_ONCE = 32  # requests of one worker
@@ -79,9 +79,9 @@ class ServedEngine:
                 self._pool.submit(self._settle, ticket, index)
         return ticket
 
-    def work(self) -> Work:
+    def work(self) -> EngineWork:
         """How many tokens came."""
-        return Work(self._num_generated)
+        return EngineWork(self._num_generated)
 
     def num_steps(self) -> int:
         """How often the endpoint has said anything."""

@@ -39,7 +39,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobRequest:
     """What a cluster is asked to run."""
 
     job: str
@@ -52,7 +52,7 @@ class Request:
     env_vars: Mapping[str, str]
 
 
-def prepare(config: SubmitConfig, call: Call) -> Request:
+def prepare(config: SubmitConfig, call: Call) -> JobRequest:
     """Check a job's own arguments as the cluster would, in the folder that is uploaded, and put its command line together.
 
     Raises ConfigError for anything that the job would refuse, and for what cannot end well on a cluster.
@@ -69,7 +69,7 @@ def prepare(config: SubmitConfig, call: Call) -> Request:
             batch = parse(compose_settings(call.job, [*chosen, *call.overrides], call.config_dir))
         _check_stop_wait(batch, config)
         path = None if batch.dry_run or "--dry-run" in call.arguments else _output_path(batch)
-    return Request(
+    return JobRequest(
         job=call.job,
         run=_run_name(call, path),
         # Not jobs/batch.py: where Fournee is installed on the cluster, the uploaded folder need not hold its code.
@@ -141,7 +141,7 @@ def _environment(config: SubmitConfig) -> dict[str, str]:
     return {**config.env_vars, **passed, STOP_WAIT_VARIABLE: str(config.stop_wait_s)}
 
 
-def runtime_env(config: SubmitConfig, request: Request) -> dict[str, Any]:
+def runtime_env(config: SubmitConfig, request: JobRequest) -> dict[str, Any]:
     """What Ray is told about the job's surroundings."""
     environment: dict[str, Any] = {
         "working_dir": str(request.working_dir),

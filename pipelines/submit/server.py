@@ -16,7 +16,7 @@ from pipelines.config import SubmitConfig
 from pipelines.config.submit import STOP_WAIT_VARIABLE
 from pipelines.errors import ConfigError, ExitCode, RunFailed
 from pipelines.machine import installed_versions
-from pipelines.submit import Request, runtime_env
+from pipelines.submit import JobRequest, runtime_env
 from pipelines.submit.client import JobClient, OutOfReach, UnknownSubmission, connect, how_to_authenticate
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class JobServer:
         self._client = connect(config)
         self.address: str = self._client.get_address()
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: JobRequest) -> str:
         """Upload the folder and start the job; returns its submission id.
 
         Raises ConfigError where the same run is alive already, RunFailed where the server cannot take the job.
@@ -173,7 +173,7 @@ def exit_code(details: JobDetails) -> ExitCode:
             return ExitCode(details.driver_exit_code) if details.driver_exit_code in ours else ExitCode.FAILED
 
 
-def _metadata(request: Request, attempt: int) -> dict[str, str]:
+def _metadata(request: JobRequest, attempt: int) -> dict[str, str]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

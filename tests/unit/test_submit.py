@@ -20,7 +20,7 @@ from pipelines.compose import compose_settings
 from pipelines.config import SubmitConfig
 from pipelines.errors import ConfigError, ExitCode
 from pipelines.parse import parse_submit
-from pipelines.submit import Call, Request, prepare, runtime_env
+from pipelines.submit import Call, JobRequest, prepare, runtime_env
 from pipelines.submit.server import exit_code
 from pipelines.submit.upload import find_upload
 
@@ -45,7 +45,7 @@ def batch(*overrides: str, config_dir: str | None = None) -> Call:
     return Call("batch", (*own, *overrides), overrides, config_dir)
 
 
-def arguments_of(request: Request) -> list[str]:
+def arguments_of(request: JobRequest) -> list[str]:
     python, m, module, job, *arguments = shlex.split(request.entrypoint)
     assert [python, m, module] == ["python", "-m", "jobs.cli"]
     assert job == request.job

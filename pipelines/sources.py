@@ -17,9 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 from pipelines import tables
 from pipelines.config import FileInput, InputConfig
 from pipelines.errors import ConfigError, RunFailed
+from pipelines.file_systems import file_system
 from pipelines.readers import SUFFIXES, suffix_of
 from pipelines.rows import Batch
-from pipelines.storage import file_system
 
 _WILDCARD = re.compile(r"[*?[]")
 T = TypeVar("T")

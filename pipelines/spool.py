@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 
 from pipelines import tables
 from pipelines.config import CsvInput, FileInput, FilesInput, InputConfig, JsonlInput, ParquetInput
+from pipelines.file_systems import file_system
 from pipelines.readers import csv, for_file, jsonl
 from pipelines.readers.compressed import compression_of, open_text
 from pipelines.sources import Source
-from pipelines.storage import Folder, file_system
+from pipelines.storage import Folder
 
 _FOLDER = "spool"
 _GROUP_ROWS = 16384  # rows in a row group of a copy; fewer where they are long

@@ -4,12 +4,10 @@ The engine's backends hold the model to a form while it answers, but not to ever
 answer is cut short. So both ends are checked here.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types
 from jsonschema import Draft202012Validator, FormatChecker, SchemaError, ValidationError
@@ -20,6 +18,7 @@ from referencing.jsonschema import DRAFT202012
 
 from pipelines.config import SamplingConfig
 from pipelines.errors import ErrorKind, RowError
+from pipelines.json_text import Json, read_json
 from pipelines.suggest import shown
 
 MATCH_TIMEOUT_S = 2.0  # an honest match takes microseconds, one that tries every way to divide the text takes years
@@ -29,15 +28,7 @@ _MAX_MESSAGE = 300  # characters; jsonschema quotes the whole value
 # They hold nothing to descend into: a check that does not end on them refers to itself for ever.
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], {})
 
-_TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|([,:])|\s+')
 _LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?![0-9]*,?[0-9]*\})", re.DOTALL)
-
-
-class Json(NamedTuple):
-    """A value, and its JSON text: the numbers in that are as they were written, Python's may have fewer digits."""
-
-    value: Any
-    text: str
 
 
 def check_form(sampling: SamplingConfig) -> None:
@@ -81,7 +72,7 @@ def cut_short(error: RowError) -> RowError:
 def json_of(text: str) -> Json:
     """Parse an answer as JSON, and only as such: no NaN, no repeated keys, nothing that changes silently; raises RowError."""
     try:
-        return _read(text)
+        return read_json(text)
     except ValueError as error:
         raise RowError(ErrorKind.INVALID_JSON, f"{shown(text)} is not JSON: {error}") from None
 
@@ -163,7 +154,7 @@ def _compiled(schema: str) -> Any:
 
 
 def _compile(schema: str) -> Any:
-    value = _read(schema).value
+    value = read_json(schema).value
     if not isinstance(value, dict | bool):
         raise ValueError("it must be an object, true or false")
     if _depth(value) > _MAX_DEPTH:
@@ -221,34 +212,3 @@ _FORMATS = FormatChecker(())
 _FORMATS.checks("regex", raises=(regex.error, RecursionError, OverflowError))(
     lambda text: not isinstance(text, str) or regex.compile(text) is not None
 )
-
-
-def _read(text: str) -> Json:
-    try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_no_repeats)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    canonical = _TOKEN.sub(_compact, text)
-    canonical.encode("utf-8")  # fails over half an emoji, which an escape may have brought in
-    return Json(value, canonical)
-
-
-def _compact(token: re.Match[str]) -> str:
-    """A token as `json.dumps(ensure_ascii=False)` would write it; numbers stay as they are."""
-    if (string := token[1]) is not None:
-        return json.dumps(json.loads(string), ensure_ascii=False) if "\\" in string else string
-    return f"{token[2]} " if token[2] else ""
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not isfinite(value):
-        raise ValueError(f"{shown(number)} is a number that readers of JSON do not hold")
-    return value
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return value

@@ -11,8 +11,8 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from pipelines.errors import ConfigError
+from pipelines.file_systems import file_system
 from pipelines.schema import BATCH, BATCH_TABLE, RUN, RUN_FILE, RUN_TABLE, SUCCESS_FILE
-from pipelines.storage import file_system
 
 BEFORE = 14
 """How many lines back a line's changes look."""

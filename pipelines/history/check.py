@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from pipelines.config import HistoryConfig
 from pipelines.errors import ConfigError
+from pipelines.file_systems import file_system
 from pipelines.history import History
-from pipelines.storage import file_system
 
 Kind = Literal["increase", "decrease", "increase_in_itself", "decrease_in_itself", "change"]
 _KINDS: dict[str, Kind] = {

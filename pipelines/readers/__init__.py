@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from pipelines.config import AnyInput, CsvInput, FilesInput, InputConfig, JsonlInput, ParquetInput
 from pipelines.errors import ConfigError, ErrorKind, RowError
+from pipelines.file_systems import file_system
 from pipelines.readers import csv, jsonl, parquet
 from pipelines.readers.compressed import compression_of
 from pipelines.rows import Batch, Block
-from pipelines.storage import file_system
 
 
 class Cut(Protocol):

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import ErrorKind, RowError
+from pipelines.file_systems import arrow_file_system, file_system
 from pipelines.readers import parquet
 from pipelines.readers.compressed import open_text
 from pipelines.rows import Batch, Block, Row
-from pipelines.storage import arrow_file_system, file_system
 
 SPOOL = pa.schema([("line", pa.large_binary()), ("number", pa.int64())])
 """The columns of a spooled file: its lines as they are, and their numbers."""

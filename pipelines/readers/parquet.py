@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.errors import ErrorKind, RowError
+from pipelines.file_systems import arrow_file_system, file_system
 from pipelines.rows import Batch, Block, Row
-from pipelines.storage import arrow_file_system, file_system
 
 DECODE_ROWS = 4096  # rows decoded at a time
 SOURCE, SOURCE_ROW, NUMBER = "fournee:source", "fournee:source_row", "fournee:number"

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipelines.config import HuggingFaceInput
 from pipelines.errors import ConfigError
-from pipelines.storage import file_system
+from pipelines.file_systems import file_system
 from pipelines.suggest import did_you_mean
 from pipelines.tables.table import READ_ROWS, Table, name_of, place_of
 

@@ -15,7 +15,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from jobs import batch
-from pipelines.storage import Folder, arrow_file_system
+from pipelines.file_systems import arrow_file_system
+from pipelines.storage import Folder
 from tests.integration.conftest import Done, Fournee, ray_cluster
 from tests.integration.s3_server import BUCKET, Server, running
 from tests.unit.test_storage import (  # noqa: F401 - collected here too, with a folder on S3

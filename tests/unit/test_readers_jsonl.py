@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from pipelines import spool
 from pipelines.config import FileInput
 from pipelines.errors import ConfigError, ErrorKind, RowError
+from pipelines.file_systems import file_system
 from pipelines.plan import Plan
 from pipelines.readers import jsonl, read_batches
 from pipelines.rows import Batch, Block
-from pipelines.storage import Folder, file_system
+from pipelines.storage import Folder
 
 Configure = Callable[..., FileInput]
 PlanOf = Callable[..., Plan]

@@ -19,7 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipelines.errors import ConfigError
-from pipelines.storage import Folder, arrow_file_system, file_system
+from pipelines.file_systems import arrow_file_system, file_system
+from pipelines.storage import Folder
 from tests.benchmarks.scale.slow import SlowFileSystem
 
 

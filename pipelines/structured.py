@@ -160,23 +160,28 @@ def _compile(schema: str) -> Any:
     if _depth(value) > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
     Draft202012Validator.check_schema(value, format_checker=_FORMATS)
-    _check_references(value)
+    _check_within(value)
     validator = _Validator(value, registry=Registry())  # jsonschema's own registry would fetch what is not in it
     for probe in _PROBES:
         validator.is_valid(probe)
     return validator
 
 
-def _check_references(schema: Any) -> None:
-    """Refuse references that do not lead to a schema within this one, which `check_schema` does not look at."""
+def _check_within(schema: Any) -> None:
+    """Refuse references that do not lead to a schema within this one, and keywords whose check may not end.
+
+    `check_schema` looks at neither.
+    """
     root = DRAFT202012.create_resource(schema)
     todo = [(Registry().resolver_with_root(root), root)]
     seen: set[int] = set()
+    keywords: set[str] = set()
     while todo:
         resolver, one = todo.pop()
         if id(one.contents) in seen or not isinstance(one.contents, dict):
             continue
         seen.add(id(one.contents))
+        keywords |= one.contents.keys()
         for key in ("$ref", "$dynamicRef"):
             if key in one.contents:
                 target = resolver.lookup(one.contents[key])
@@ -184,6 +189,8 @@ def _check_references(schema: Any) -> None:
                     Draft202012Validator.check_schema(target.contents, format_checker=_FORMATS)
                     todo.append((target.resolver, DRAFT202012.create_resource(target.contents)))
         todo += [(resolver.in_subresource(child), child) for child in one.subresources()]
+    if {"patternProperties", "unevaluatedProperties"} <= keywords:  # jsonschema matches those keys itself, without a time limit
+        raise ValueError("unevaluatedProperties beside patternProperties is not checked here; write additionalProperties")
 
 
 def _depth(value: Any) -> int:
@@ -206,7 +213,34 @@ def _matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-_Validator = extend(Draft202012Validator, {"pattern": _matches_pattern})
+def _matches_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """The keyword `patternProperties`, likewise."""
+    if validator.is_type(instance, "object"):
+        for pattern, subschema in patterns.items():
+            for key in (key for key in instance if _is_match(pattern, key)):
+                yield from validator.descend(instance[key], subschema, path=key, schema_path=pattern)
+
+
+def _matches_additional(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """The keyword `additionalProperties`, over the keys that neither `properties` nor `patternProperties` speaks of."""
+    if validator.is_type(instance, "object"):
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        others = [key for key in instance if key not in named and not any(_is_match(pattern, key) for pattern in patterns)]
+        rest = {key: instance[key] for key in others}
+        yield from Draft202012Validator.VALIDATORS["additionalProperties"](validator, subschema, rest, {})
+
+
+def _is_match(pattern: str, key: str) -> bool:
+    try:
+        return pattern_of(pattern).search(key, timeout=MATCH_TIMEOUT_S) is not None
+    except ValueError as error:
+        raise re.error(str(error)) from None
+
+
+_Validator = extend(
+    Draft202012Validator,
+    {"pattern": _matches_pattern, "patternProperties": _matches_properties, "additionalProperties": _matches_additional},
+)
 _FORMATS = FormatChecker(())
 # The dialect of schemas is a third one; `regex` understands what there is in it and not in Python's.
 _FORMATS.checks("regex", raises=(regex.error, RecursionError, OverflowError))(

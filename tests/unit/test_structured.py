@@ -57,6 +57,7 @@ BAD_SCHEMAS = {
     '{"type":"object","required":"age"}': "at $.required",
     '{"pattern":"["}': "is not a 'regex'",
     '{"patternProperties":{"(":{}}}': "is not a 'regex'",
+    '{"patternProperties":{"a":{}},"allOf":[{"unevaluatedProperties":false}]}': "write additionalProperties",
     '{"$ref":"https://example.com/schema.json"}': 'it refers to "https://example.com/schema.json", which is not in it',
     '{"$dynamicRef":"https://example.com/schema.json"}': "nothing is fetched",
     '{"$id":"https://example.com/a","items":{"$ref":"b"}}': "nothing is fetched",
@@ -214,12 +215,27 @@ def test_a_regex_means_what_the_engine_and_python_take_it_for() -> None:
 @pytest.mark.parametrize("form", [
     {"regex": "(a+)+b|(a|aa)+c"},
     {"json_schema": '{"pattern":"(a+)+b|(a|aa)+c"}'},
+    {"json_schema": '{"patternProperties":{"(a+)+b|(a|aa)+c":{}}}'},
+    {"json_schema": '{"additionalProperties":{"type":"string"},"patternProperties":{"(a+)+b|(a|aa)+c":{}}}'},
 ])  # fmt: skip
 def test_a_pattern_that_would_take_years_costs_its_row_and_seconds(form: dict[str, Any]) -> None:
-    text = json.dumps("a" * 60) if "json_schema" in form else "a" * 60
+    text = "a" * 60
+    if "json_schema" in form:
+        text = json.dumps({text: 1} if "Properties" in form["json_schema"] else text)
     before = time.perf_counter()
     assert refused(lambda: parsed_of(sampling(**form), text, "stop")).kind == ErrorKind.INVALID_OUTPUT
     assert time.perf_counter() - before < 60
+
+
+def test_keys_are_judged_by_name_by_pattern_or_as_others() -> None:
+    form = sampling(
+        json_schema='{"properties":{"a":{}},"patternProperties":{"^b":{"type":"integer"}},"additionalProperties":{"type":"null"}}'
+    )
+    assert parsed_of(form, '{"a":"x","b1":2,"c":null}', "stop") == '{"a": "x", "b1": 2, "c": null}'
+    assert "at $.b1: 'x' is not of type 'integer'" in refused(lambda: parsed_of(form, '{"b1":"x"}', "stop")).message
+    assert "at $.c: 1 is not of type 'null'" in refused(lambda: parsed_of(form, '{"c":1}', "stop")).message
+    closed = sampling(json_schema='{"patternProperties":{"^b":{}},"additionalProperties":false}')
+    assert "('c' was unexpected)" in refused(lambda: parsed_of(closed, '{"b":1,"c":1}', "stop")).message
 
 
 @pytest.mark.parametrize(("schema", "text"), [

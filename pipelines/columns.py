@@ -44,10 +44,10 @@ def check_columns(config: InputConfig, looks: Sequence[Look], needed: Sequence[s
             _refuse_doubled(config, names, [*needed, *config.carry_columns], look.source.path)
     types = _types(config, looks)
     if looks:
-        _require(config, list(types), [*required, *config.carry_columns], looks[0].source.path)
-        unseen = [name for name in sorted(sparse) if not _is_somewhere(config, looks, name)]
+        wanted = [*required, *config.carry_columns, *sorted(sparse)]
+        unseen = [name for name in wanted if not _is_somewhere(config, looks, name)]
         _require(config, list(types), unseen, looks[0].source.path)
-    carried = pa.schema([(name, types[name]) for name in dict.fromkeys(config.carry_columns) if name in types])
+    carried = pa.schema([(name, types.get(name, pa.string())) for name in dict.fromkeys(config.carry_columns) if looks])
     result_schema(carried)  # raises where a name is taken; the workers would find out after their answers
     return carried
 

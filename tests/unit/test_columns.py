@@ -79,6 +79,15 @@ def test_a_key_that_json_lines_have_far_down_only_is_found(tmp_path: Path, plan_
         plan_rows("jsonl", sampling_column="schön")
     write(tmp_path, "jsonl", "b", [{"prompt": "x"}] * 500 + [{"prompt": "x", "schön": {"temperature": 1}}])
     assert plan_rows("jsonl", sampling_column="schön").num_rows == 1001
+    assert plan_rows("jsonl", carry_columns=("schön",)).carried == pa.schema([("schön", pa.string())])
+
+
+@pytest.mark.parametrize("head", ["# no row\n" * 200, json.dumps({"prompt": "x" * 17 * 2**20}) + "\n"], ids=["bad", "long"])
+def test_json_lines_whose_first_rows_show_no_key_are_looked_through(tmp_path: Path, plan_rows: PlanRows, head: str) -> None:
+    (tmp_path / "a.jsonl").write_text(head + '{"prompt": "x", "uid": "a"}\n')
+    assert plan_rows("jsonl", id_column="uid").carried == pa.schema([])
+    with pytest.raises(ConfigError, match=r"input\.id_column: the column 'id' is not in "):
+        plan_rows("jsonl", id_column="id")
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "jsonl", "csv"])

@@ -127,8 +127,12 @@ def answer_pending(config: BatchConfig, run: Run, plan: Plan, todo: Todo, lease:
     check_writable(run.folder)
     check_space(run.folder, todo.num_rows)
     with connect(config) as placement:
-        progress = Progress(plan.num_rows, done_rows, meter_of(config, run, placement))
-        check = limits(config, run, todo, lease, progress)
+        failing = ErrorBudget(
+            config.errors, plan.num_rows, lambda: sum(Parts(run.folder).failures(todo.kept, run.attempt).values())
+        )
+        meter = meter_of(config, run, placement)
+        progress = Progress(plan.num_rows, done_rows, meter, lambda: failing.num_failed_before)
+        check = limits(config, lease, failing, progress)
         check()  # a budget that is used up starts no worker
         job, board = job_of(config, run, plan, placement), Board()
         metrics = RunMetrics(job.tags, config.pricing.currency, run.attempt)
@@ -152,11 +156,8 @@ def meter_of(config: BatchConfig, run: Run, placement: Placement) -> Meter:
     )
 
 
-def limits(config: BatchConfig, run: Run, todo: Todo, lease: Lease, progress: Progress) -> Callable[[], None]:
+def limits(config: BatchConfig, lease: Lease, failing: ErrorBudget, progress: Progress) -> Callable[[], None]:
     """What is checked again and again while the workers run; raises Stopped, TooManyFailures, or whatever the lease does."""
-    failing = ErrorBudget(
-        config.errors, progress.total_rows, lambda: sum(Parts(run.folder).failures(todo.kept, run.attempt).values())
-    )
     spending = SpendingLimit(config.budget, config.cluster.drain_s)
 
     def check() -> None:

@@ -21,22 +21,27 @@ class ErrorBudget:
 
     A job is stopped when it can no longer end well, so what a doomed job wastes is bounded by what was allowed anyway. One
     that is nearly done is finished all the same: its answers are worth more than its last tenth costs.
-    `count_earlier` counts the failures of earlier attempts; it may take a while, so it runs beside the job.
+    `count_before` counts the failures of earlier attempts; it may take a while, so it runs beside the job.
     """
 
-    def __init__(self, errors: ErrorsConfig, num_rows: int, count_earlier: Callable[[], int]):
+    def __init__(self, errors: ErrorsConfig, num_rows: int, count_before: Callable[[], int]):
         self._errors = errors
         self._num_rows = num_rows
         self._allowed = allowed_failures(errors, num_rows)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="earlier-failures")
-        self._earlier = pool.submit(count_earlier)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="failed-before")
+        self._failed_before = pool.submit(count_before)
         pool.shutdown(wait=False)
+
+    @property
+    def num_failed_before(self) -> int:
+        """The failures of earlier attempts; 0 until they are counted."""
+        return self._failed_before.result() if self._failed_before.done() else 0
 
     def check(self, num_failed: int, num_left: int) -> None:
         """Raises TooManyFailures where so many failures of this attempt are too many, with so many rows still to do."""
         if num_left <= self._num_rows * _NEARLY_DONE:
             return
-        total = num_failed + (self._earlier.result() if self._earlier.done() else 0)
+        total = num_failed + self.num_failed_before
         if total > self._allowed:
             limit = f"errors.max_failed_fraction={self._errors.max_failed_fraction:g}"
             if self._errors.max_failed_rows is not None:

@@ -8,6 +8,12 @@ from pipelines.errors import Stopped
 from pipelines.ledger import cost_of, wall_s_of, worker_table
 
 
+def cost_so_far(pricing: PricingConfig, beats: Sequence[dict[str, Any]]) -> float:
+    """What a run has cost, as far as its workers' heartbeats say: its workers, and its overheads."""
+    workers = worker_table(beats)
+    return cost_of(workers) + pricing.overhead_per_run + wall_s_of(workers) / 3600 * pricing.overhead_per_hour
+
+
 class Meter:
     """Adds the workers of this attempt, as the board counts them, to what the heartbeats of earlier ones say."""
 
@@ -15,10 +21,9 @@ class Meter:
         self, pricing: PricingConfig, *, num_workers: int, num_accelerators: int, beats_before: Sequence[dict[str, Any]]
     ):
         self.currency = pricing.currency
-        before = worker_table(beats_before)
         self._overhead_per_s = pricing.overhead_per_hour / 3600
-        self.wall_s = self._wall_before_s = wall_s_of(before)
-        self.cost = self._cost_before = cost_of(before) + pricing.overhead_per_run + self.wall_s * self._overhead_per_s
+        self.wall_s = self._wall_before_s = wall_s_of(worker_table(beats_before))
+        self.cost = self._cost_before = cost_so_far(pricing, beats_before)
         self._worker_cost_per_s = pricing.paid_per_accelerator_hour * num_accelerators / 3600
         self.cost_per_s = num_workers * self._worker_cost_per_s + self._overhead_per_s
         """At the present number of workers; at first, at the number that is to be started."""

@@ -75,7 +75,7 @@ OF_WORKER = (
 OF_RUN = {
     "planned_rows": Metric("fournee_run_planned_rows", "gauge", "rows of the run"),
     "done_rows": Metric("fournee_run_done_rows", "gauge", "rows committed, those of earlier attempts included"),
-    "failed_rows": Metric("fournee_run_failed_rows", "gauge", "failed rows committed in this attempt"),
+    "failed_rows": Metric("fournee_run_failed_rows", "gauge", "failed rows committed, those of earlier attempts included"),
     "workers": Metric("fournee_run_workers", "gauge", "workers that are alive, loading ones included"),
     "cost": Metric("fournee_run_cost", "gauge", "cost so far, earlier attempts and overhead included", ("currency",)),
     "left_seconds": Metric("fournee_run_left_seconds", "gauge", "estimated time left, at the speed of late"),

@@ -16,7 +16,7 @@ from urllib3.util import Retry
 from pipelines.config import BatchConfig
 from pipelines.errors import ExitCode
 from pipelines.heartbeat import heartbeats
-from pipelines.ledger import cost_of, worker_table
+from pipelines.meter import cost_so_far
 from pipelines.parts import Parts
 from pipelines.plan import PLAN_FILE, Plan
 from pipelines.run import Run
@@ -60,7 +60,7 @@ class Status(BaseModel):
     num_failed: int | None = None
     num_left: int | None = None
     cost: float | None = None
-    """What the run has cost, over all attempts; while it is not finished, what its workers have."""
+    """What the run has cost, over all attempts, its overheads included."""
     currency: str | None = None
     started_at: datetime
     ended_at: datetime | None = None
@@ -187,7 +187,7 @@ def _so_far(run: Run, config: BatchConfig) -> dict[str, Any]:
     folder = replace(run.folder, patience_s=_PATIENCE_S)
     found: dict[str, Any] = {"currency": config.pricing.currency}
     try:
-        found["cost"] = cost_of(worker_table(heartbeats(folder)))
+        found["cost"] = cost_so_far(config.pricing, heartbeats(folder))
         if folder.exists(PLAN_FILE):
             plan, parts = Plan.load(folder), Parts(folder)
             num_left = pc.sum(plan.without(parts.batch_ids)["num_rows"]).as_py() or 0

@@ -24,10 +24,12 @@ logger = logging.getLogger(__name__)
 class Progress:
     """How far a run is, and how fast it goes in this attempt."""
 
-    def __init__(self, total_rows: int, done_rows: int, meter: Meter):
+    def __init__(self, total_rows: int, done_rows: int, meter: Meter, failed_before: Callable[[], int]):
         self.total_rows = total_rows
         self.done_rows = done_rows
         self.num_failed = 0
+        """In this attempt; what is shown counts those of earlier ones, too."""
+        self._failed_before = failed_before
         self._num_tokens = self._num_workers = 0
         self._is_loading = True
         self.meter = meter
@@ -61,7 +63,7 @@ class Progress:
         return {
             "planned_rows": self.total_rows,
             "done_rows": self.done_rows,
-            "failed_rows": self.num_failed,
+            "failed_rows": self.num_failed + self._failed_before(),
             "workers": self._num_workers,
             "cost": self.meter.cost,
             "left_seconds": self.left_s(),
@@ -87,7 +89,7 @@ class Progress:
                 left = f"no batch for a minute, {left}"
         return (
             f"{self.done_rows:,} / {self.total_rows:,} rows · {tokens_per_s:,.1f} output tokens/s · "
-            f"{self.meter.cost:.4f} {self.meter.currency} · {left} · {self.num_failed:,} failed"
+            f"{self.meter.cost:.4f} {self.meter.currency} · {left} · {self.num_failed + self._failed_before():,} failed"
         )
 
 

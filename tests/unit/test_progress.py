@@ -22,10 +22,11 @@ def totals(rows: int, tokens: int, *, failed: int = 0, worker_s: float = 0.0, re
     }  # fmt: skip
 
 
-def progress_of(total_rows: int, done_rows: int = 0) -> Progress:
+def progress_of(total_rows: int, done_rows: int = 0, failed_before: int = 0) -> Progress:
     """At 1800 an hour, half a unit a second."""
     pricing = PRICING.model_copy(update={"price_per_accelerator_hour": 1800.0, "currency": "EUR"})
-    return Progress(total_rows, done_rows, Meter(pricing, num_workers=1, num_accelerators=1, beats_before=[]))
+    meter = Meter(pricing, num_workers=1, num_accelerators=1, beats_before=[])
+    return Progress(total_rows, done_rows, meter, lambda: failed_before)
 
 
 def test_loading_counts_for_the_cost_and_not_for_the_speed(time: HandClock) -> None:
@@ -77,3 +78,10 @@ def test_batches_that_take_minutes_count_for_as_long_as_they_take(time: HandCloc
     assert " 10.0 output tokens/s " in lines[300] and "8 h 15 min left" in lines[300]
     assert "no batch for a minute, 11 h " in lines[400]
     assert " 10.0 output tokens/s " in lines[900] and "8 h 05 min left" in lines[900]
+
+
+def test_failures_of_earlier_attempts_are_shown_beside_the_rows_of_earlier_attempts(time: HandClock) -> None:
+    shown = progress_of(total_rows=1000, done_rows=500, failed_before=40)
+    shown.update(totals(10, 100, failed=2))
+    assert "510 / 1,000 rows" in shown.describe() and shown.describe().endswith("42 failed")
+    assert (shown.numbers()["failed_rows"], shown.num_failed) == (42, 2)

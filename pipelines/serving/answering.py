@@ -44,6 +44,7 @@ class Answering:
         self._ask = ask
         self._clock = clock
         self.tally = Tally(key, clock())
+        self._tokens_of_choices: dict[int, int] = {}
         self._first_at_s: float | None = None
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -74,6 +75,10 @@ class Answering:
         piece.pop("metrics", None)
         if "error" in piece:
             self.tally.error_kind = "engine_error"
+        if usage:  # a piece of one answer has the count of that answer; the last one, which has no answer, that of all
+            self._tokens_of_choices |= {choice["index"]: usage.get("completion_tokens") or 0 for choice in choices}
+            if choices:
+                self.tally.num_output_tokens = sum(self._tokens_of_choices.values())
         for choice in choices:
             self.tally.finish_reason = choice.get("finish_reason") or self.tally.finish_reason
         if self.tally.num_output_tokens and self._first_at_s is None:

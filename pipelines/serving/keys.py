@@ -47,6 +47,11 @@ class Keys:
         self._clients: dict[str, Client] = {}
         if settings.keys_file is not None:
             self._read(settings.keys_file, _lines_of(settings.keys_file), settings.quota)
+            if not self._clients:
+                raise ConfigError(
+                    f"serve.keys_file={settings.keys_file} holds no key, and nobody could ask; add a line with "
+                    "`fournee serve --new-key NAME`, or set it to null to answer without keys"
+                )
         elif given := environment.get(VARIABLE, "").strip():
             self._take(given, settings.quota)
         self._nobody = Client(NOBODY, settings.quota)

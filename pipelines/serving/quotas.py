@@ -46,7 +46,10 @@ class _Spending:
 
 
 class Quotas:
-    """The spending of all clients of one endpoint, in its memory: a restart forgives the last minute."""
+    """The spending of all clients of one endpoint, in its memory: a restart forgives the last minute.
+
+    A batch's rows neither count nor are refused: they take the room that live requests leave, and no limit of their owner's.
+    """
 
     def __init__(self, retry_after_s: float, clock: Callable[[], float] = time.monotonic):
         self._retry_after_s = retry_after_s
@@ -59,6 +62,9 @@ class Quotas:
 
         Tokens are known when they are spent: a client that goes past its tokens pays for it with its next requests.
         """
+        if client.is_background:
+            yield
+            return
         spending, quota, now = self._spending[client.name], client.quota, self._clock()
         for window, limit, what in (
             (spending.requests, quota.requests_per_minute, "requests"),
@@ -78,7 +84,7 @@ class Quotas:
 
     def spent(self, client: Client, num_tokens: int) -> None:
         """A request has taken so many tokens."""
-        if num_tokens:
+        if num_tokens and not client.is_background:
             self._spending[client.name].tokens.add(self._clock(), num_tokens)
 
 

@@ -2,7 +2,8 @@
 
 A day of a server is a folder like a finished run's: `stats/batches.parquet` has a line for each key and each interval in
 which it asked, with the key's name in the column `client`, and `stats/run.parquet` the day in one row. Both are written
-anew every `serve.usage_interval_s`, so a server that is killed loses so much of it at most.
+anew every `serve.usage_interval_s`, so a server that is killed loses so much of it at most; of a day on which nobody asks,
+there is only the row, written when it is over.
 
 Time is shared as in a batch job: each moment in which something is answered is shared equally among what is answered. The
 replicas' time in which nothing is answered is idle; what they took to load is not known here.
@@ -50,6 +51,8 @@ class _Day:
 
     day: date
     began_at_s: float
+    busy_before_s: float
+    """How long the server had been busy when the day began."""
     lines: list[dict[str, Any]] = field(default_factory=list)
     rows: list[pa.Table] = field(default_factory=list)
     replica_s: float = 0.0
@@ -108,14 +111,15 @@ class Usage:
         day.num_replicas = max(day.num_replicas, num_replicas)
         for key in sorted({tally.key for tally, _ in ended}):
             self._add(day, key, [one for one in ended if one[0].key == key], max(1, num_replicas))
-        if day.lines:
+        is_over = datetime.fromtimestamp(now, UTC).date() != day.day
+        if day.lines or (is_over and day.replica_s):  # replicas cost money all day, whether anybody asks or not
             self._save(day)
-        if datetime.fromtimestamp(now, UTC).date() != day.day:
+        if is_over:
             self._today = self._new_day()
 
     def _new_day(self) -> _Day:
         now = self._now()
-        return _Day(datetime.fromtimestamp(now, UTC).date(), now)
+        return _Day(datetime.fromtimestamp(now, UTC).date(), now, self._clock.busy_s())
 
     def _add(self, day: _Day, key: str, ended: Sequence[tuple[Tally, Share]], num_replicas: int) -> None:
         table, began_at_s = _rows_of(key, [tally for tally, _ in ended]), min(tally.started_at_s for tally, _ in ended)
@@ -127,7 +131,7 @@ class Usage:
             "decode_s": decode_s,
             "cost": self._origin.cost(prefill_s + decode_s),
             "lifetime_s": day.replica_s,
-            "busy_s": self._clock.busy_s() * num_replicas,
+            "busy_s": (self._clock.busy_s() - day.busy_before_s) * num_replicas,
         }
         timing = Timing(began_at_s, self._now() - began_at_s)
         line = statistics_of(_batch(len(day.lines), key, len(table)), table, timing, [share], self._origin)
@@ -156,7 +160,7 @@ class Usage:
 
     def _row(self, day: _Day) -> dict[str, Any]:
         """The day in one row, as `stats/run.parquet` has it."""
-        rows, wall_s = pa.concat_tables(day.rows), self._now() - day.began_at_s
+        rows, wall_s = pa.concat_tables([_rows_of("", []), *day.rows]), self._now() - day.began_at_s
         shares = [share for line in day.lines for share in line["shares"]]
         timing = Timing(day.began_at_s, wall_s)
         total = statistics_of(_batch(0, "", len(rows)), rows, timing, shares, self._origin)

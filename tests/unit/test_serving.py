@@ -12,6 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.requests import ClientDisconnect
 
 from pipelines.errors import ConfigError
+from pipelines.serving.answering import Answering
+from pipelines.serving.asking import Ask
 from pipelines.serving.endpoint import endpoint_of
 from tests.unit.serving import ASKED, KEY, Endpoint, config_of, events
 
@@ -26,6 +28,16 @@ def test_an_answer_has_openais_shape_and_is_tallied() -> None:
     (tally,) = endpoint.heard.tallies
     assert (tally.key, tally.num_prompt_tokens, tally.num_output_tokens, tally.finish_reason) == ("alice", 5, 5, "stop")
     assert endpoint.heard.running == 0
+
+
+def test_a_stream_of_several_answers_that_is_left_has_used_the_tokens_of_all() -> None:
+    answering = Answering(Ask("/v1/completions", {}, is_stream=True), "alice")
+    for number, index in ((1, 0), (1, 1), (2, 0), (2, 1), (3, 1)):  # as vLLM says it: in each piece the tokens of its answer
+        piece = {"choices": [{"index": index, "text": "x"}], "usage": {"prompt_tokens": 4, "completion_tokens": number}}
+        assert list(answering.events([json.dumps(piece)]))
+    assert (answering.tally.num_prompt_tokens, answering.tally.num_output_tokens) == (4, 5)
+    list(answering.events([json.dumps({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 7}})]))
+    assert answering.end().num_tokens == 11
 
 
 def test_a_completion_has_openais_shape() -> None:

@@ -50,6 +50,12 @@ def test_a_bad_line_is_refused_and_a_key_in_it_not_shown(text: str, message: str
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "\n# all of them revoked\n"])
+def test_a_file_without_keys_does_not_open_the_door_to_everybody(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"serve\.keys_file=.* holds no key"):
+        keys_in(tmp_path, text)
+
+
 def test_a_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         Keys(config_of("serve.keys_file=/nowhere/keys.txt").serve, {})
@@ -158,3 +164,13 @@ def test_a_hash_is_what_other_tools_make_of_a_key() -> None:
 ])  # fmt: skip
 def test_this_machine_reaches_whatever_address_it_listens_at(host: str, url: str) -> None:
     assert config_of(f"serve.host='{host}'").serve.url == url
+
+
+def test_the_rows_of_a_batch_leave_the_limits_of_its_owner_alone() -> None:
+    clock = HandClock()
+    limits = quota(requests_per_minute=1, tokens_per_minute=10, requests_at_once=1)
+    quotas, batch = Quotas(1, clock), Client("alice", limits, is_background=True)
+    with quotas.admitted(batch), quotas.admitted(batch):
+        quotas.spent(batch, 1000)
+        with quotas.admitted(Client("alice", limits)):
+            pass

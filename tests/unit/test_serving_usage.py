@@ -88,6 +88,28 @@ def test_each_day_has_a_folder_of_its_own(tmp_path: Path, clocks: HandClock) -> 
     assert days == [date(1970, 1, 1), date(1970, 1, 2)]
 
 
+def test_a_day_without_a_request_costs_what_its_replicas_do(tmp_path: Path, clocks: HandClock) -> None:
+    usage = usage_in(tmp_path, clocks)
+    for is_asked in (True, False, True):
+        if is_asked:
+            tally = asked("alice", clocks.now)
+            usage.began(tally)
+            clocks.now += 100
+            usage.answered(tally)
+            usage.write(1)
+            clocks.now -= 100
+        clocks.now += 86400
+        usage.write(1)
+    days = History(str(tmp_path)).lines(["date"]).to_pylist()
+    assert [(line["num_rows"], line["cost"]) for line in days] == [(rows, pytest.approx(2 * 86400)) for rows in (1, 0, 1)]
+    shares = [
+        share
+        for folder in sorted((tmp_path / "usage").iterdir())
+        for share in pq.read_table(folder / "stats" / "batches.parquet")["shares"].combine_chunks().flatten().to_pylist()
+    ]
+    assert [share["busy_s"] for share in shares] == pytest.approx([100, 100])
+
+
 def test_a_server_that_nobody_asks_writes_nothing(tmp_path: Path, clocks: HandClock) -> None:
     usage = usage_in(tmp_path, clocks)
     clocks.now += 60

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 from pipelines.config import ErrorsConfig
 from pipelines.errors import TooManyFailures
@@ -12,7 +13,7 @@ _NEARLY_DONE = 0.1  # of the rows are left
 
 def allowed_failures(errors: ErrorsConfig, num_rows: int) -> int:
     """The most rows that may fail: the stricter of the two settings."""
-    by_fraction = math.floor(errors.max_failed_fraction * num_rows)
+    by_fraction = math.floor(Fraction(str(errors.max_failed_fraction)) * num_rows)  # 0.29 of 100 is 28.999... in floating point
     return by_fraction if errors.max_failed_rows is None else min(by_fraction, errors.max_failed_rows)
 
 

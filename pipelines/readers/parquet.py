@@ -1,7 +1,7 @@
 """Parquet: planned from the footers alone, read by row range."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -104,12 +104,8 @@ def origins_of(batch: Batch, table: pa.Table) -> dict[str, list[Any]]:
 
 
 def plain_type(data_type: pa.DataType) -> pa.DataType:
-    """The type in which a column is carried: how a file encodes text must not split a run's schema."""
-    if pa.types.is_dictionary(data_type):
-        data_type = data_type.value_type
-    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
-        return pa.string()
-    return data_type
+    """The type in which a column is carried: how a file encodes text must not split a run's schema or stop Arrow."""
+    return _with_leaves(data_type, _plain_leaf)
 
 
 def rows_of(table: pa.Table, columns: Sequence[str], numbers: Sequence[int]) -> list[Row]:
@@ -169,21 +165,42 @@ def _has_map(data_type: pa.DataType) -> bool:
 
 def _in_microseconds(table: pa.Table) -> pa.Table:
     """Times as Python holds them: of nanoseconds Arrow makes pandas objects. Raises ArrowInvalid where digits would be lost."""
-    schema = pa.schema([(field.name, _coarser(field.type)) for field in table.schema])
+    schema = pa.schema([(field.name, _with_leaves(field.type, _coarser_leaf)) for field in table.schema])
     return table if schema.types == table.schema.types else table.cast(schema)
 
 
-def _coarser(data_type: pa.DataType) -> pa.DataType:
+def _with_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The same type with others in the place of those that hold no more types."""
     types = pa.types
-    if getattr(data_type, "unit", None) == "ns":
-        if types.is_timestamp(data_type):
-            return pa.timestamp("us", data_type.tz)
-        return pa.duration("us") if types.is_duration(data_type) else pa.time64("us")
+
+    def deeper(field: pa.Field) -> pa.Field:
+        return field.with_type(_with_leaves(field.type, leaf))
+
     if types.is_struct(data_type):
-        return pa.struct([field.with_type(_coarser(field.type)) for field in data_type])
+        return pa.struct([deeper(field) for field in data_type])
     if types.is_map(data_type):
-        return pa.map_(data_type.key_field, data_type.item_field.with_type(_coarser(data_type.item_type)))
-    if types.is_list(data_type) or types.is_large_list(data_type):
-        make = pa.list_ if types.is_list(data_type) else pa.large_list
-        return make(data_type.value_field.with_type(_coarser(data_type.value_type)))
-    return data_type
+        return pa.map_(deeper(data_type.key_field), deeper(data_type.item_field))
+    if types.is_fixed_size_list(data_type):
+        return pa.list_(deeper(data_type.value_field), data_type.list_size)
+    if types.is_list(data_type) or types.is_list_view(data_type):
+        return pa.list_(deeper(data_type.value_field))
+    if types.is_large_list(data_type) or types.is_large_list_view(data_type):
+        return pa.large_list(deeper(data_type.value_field))
+    return leaf(data_type)
+
+
+def _plain_leaf(data_type: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return plain_type(data_type.value_type)
+    if types.is_large_string(data_type) or types.is_string_view(data_type):
+        return pa.string()
+    return pa.binary() if types.is_binary_view(data_type) else data_type
+
+
+def _coarser_leaf(data_type: pa.DataType) -> pa.DataType:
+    if getattr(data_type, "unit", None) != "ns":
+        return data_type
+    if pa.types.is_timestamp(data_type):
+        return pa.timestamp("us", data_type.tz)
+    return pa.duration("us") if pa.types.is_duration(data_type) else pa.time64("us")

@@ -12,7 +12,15 @@ from pipelines.errors import TooManyFailures
 
 @pytest.mark.parametrize(
     ("fraction", "rows", "num_rows", "allowed"),
-    [(0.01, None, 1000, 10), (0.01, None, 99, 0), (0.0, None, 10, 0), (1.0, None, 10, 10), (1.0, 3, 10, 3), (0.1, 3, 10, 1)],
+    [
+        (0.01, None, 1000, 10),
+        (0.01, None, 99, 0),
+        (0.0, None, 10, 0),
+        (1.0, None, 10, 10),
+        (1.0, 3, 10, 3),
+        (0.1, 3, 10, 1),
+        (0.29, None, 100, 29),
+    ],
 )
 def test_the_stricter_limit_counts(fraction: float, rows: int | None, num_rows: int, allowed: int) -> None:
     errors = ErrorsConfig(max_failed_fraction=fraction, max_failed_rows=rows)

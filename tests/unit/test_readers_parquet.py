@@ -151,6 +151,9 @@ def test_a_file_without_rows_has_no_batches(
         (pa.array([[None, [1]], None, [], [[]]], pa.list_(pa.list_(pa.int64()))), pa.list_(pa.list_(pa.int64()))),
         (pa.array([[1.5, None], None, [0, 1], [2, 3]], pa.list_(pa.float64(), 2)), pa.list_(pa.float64(), 2)),
         (pa.array([[{"a": None}], None, [None], [{"a": [{"b": "x"}]}]]), LISTS_OF_STRUCTS),
+        (pa.array([b"\xff", None, b"", b"a"], pa.binary_view()), pa.binary()),
+        (pa.array([["a", None], None, [], ["b"]], pa.list_(pa.string_view())), pa.list_(pa.string())),
+        (pa.array([{"a": "x"}, None, {"a": None}, {}], pa.struct([("a", pa.large_string())])), pa.struct([("a", pa.string())])),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
@@ -162,6 +165,7 @@ def test_a_column_is_read_and_carried_value_for_value(
     assert rows_of(blocks) == table.to_pylist()
     assert carried_of(blocks).schema.field("value").type == carried_type
     assert carried_of(blocks)["value"].to_pylist() == column.to_pylist()
+    assert carried_of(blocks).filter(pa.array([False, True, False, True]))["value"].to_pylist() == column.to_pylist()[1::2]
 
 
 def test_dictionaries_that_differ_between_row_groups_are_carried_as_text(

@@ -22,6 +22,7 @@ from pipelines.lease import Lease, hold, wait_until_free
 from pipelines.meter import Meter, SpendingLimit
 from pipelines.metrics import RunMetrics, run_tags
 from pipelines.model import check_chat_template, pinned_revision
+from pipelines.openai_results import OUTPUT_FILE, write_openai
 from pipelines.parts import PARTS, Parts
 from pipelines.placement import Placement, cache_block_size
 from pipelines.plan import PLAN_FILE, Plan, make_plan, make_shards
@@ -53,6 +54,9 @@ def run_batch(config: BatchConfig, began: Callable[[Run], None]) -> tuple[Run, S
     run = open_run(config, sources)
     if run.is_finished and not reopened(config, run):
         logger.info("%s is finished; nothing to do", run.folder.url)
+        if config.output.openai and not run.folder.exists(OUTPUT_FILE):  # asked for afterwards: no part of what a run is
+            write_openai(run.folder, Plan.load(run.folder), config.model.name)
+            logger.info("wrote %s/%s", run.folder.url, OUTPUT_FILE)
         return run, read_summary(run, config)
     with hold(run.folder, run.attempt, config.cluster.heartbeat_s) as lease:
         began(run)

@@ -1,7 +1,7 @@
 """A run's results in the format of OpenAI's batch API, as the official client's own types take it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,17 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
+from pipelines.batch import run_batch
+from pipelines.config import BatchConfig
 from pipelines.errors import ErrorKind, RunFailed
 from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE, write_openai
 from pipelines.parts import part_name
 from pipelines.plan import Plan
+from pipelines.run import Run
 from pipelines.schema import PLAN, RESULT
 from pipelines.storage import Folder
+from pipelines.summary import finish
+from tests.unit.story import answer, echo
 
 STARTED_AT_S = 1_700_000_000
 ROW: dict[str, Any] = {
@@ -290,3 +295,18 @@ def test_odd_text_comes_out_unchanged_and_one_line_a_row(run: Folder) -> None:
     text = 'NUL \0 "quoted" \u2028 \x85 \r\n 👩\u200d🚀 שלום'
     assert choice_of(run, text=text)["message"]["content"] == text
     assert written(run, [{**ROW, "id": text}])[0][0]["custom_id"] == text
+
+
+def test_a_finished_run_gets_its_files_when_they_are_asked_for_and_nothing_else(
+    batch_config: Callable[..., BatchConfig], jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = echo(jsonl([{"id": f"r{i}", "prompt": f"row {i}"} for i in range(25)]), str(tmp_path / "run"))
+    config = batch_config(*settings)
+    finished, plan, _ = answer(config)
+    finish(finished, plan, config)
+    began: list[Run] = []
+    for asked, there in ((config, False), (batch_config(*settings, "output.openai=true"), True)):
+        run_batch(asked, began.append)
+        assert (finished.folder.exists(OUTPUT_FILE), began) == (there, [])
+    lines = [json.loads(line) for line in finished.folder.read(OUTPUT_FILE).splitlines()]
+    assert [line["custom_id"] for line in lines] == [f"r{i}" for i in range(25)]

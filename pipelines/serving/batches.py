@@ -8,7 +8,7 @@ told to wait while live requests need the replicas.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 1.0
 _COUNT_S = 5.0
 _WINDOW_S = 24 * 3600
-_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+_GOING = ("validating", "in_progress", "finalizing")
+_OPEN = (*_GOING, "cancelling")
 _MOST_METADATA = 16
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
@@ -68,10 +69,11 @@ class Batches:
 
     def cancel(self, batch_id: str, client: str) -> dict[str, Any]:
         """Stop a batch; what is answered stays. Raises ApiError."""
-        record = self.records.get(batch_id, client)
-        if record["status"] not in _OPEN:
+        self.records.get(batch_id, client)
+        record = self._moved(batch_id, "cancelling", after=_OPEN)
+        if record["status"] != "cancelling":
             raise ApiError(HTTPStatus.CONFLICT, f"{batch_id} is {record['status']} already")
-        return self._moved(record, "cancelling")
+        return record
 
     async def run_for_ever(self) -> None:
         """Run what is to be run, the oldest first."""
@@ -92,9 +94,13 @@ class Batches:
         file = self._files.records.get(record["input_file_id"], client)
         total = await asyncio.to_thread(_num_lines, self._files, file)
         if not total:
-            self._moved(record, "failed", errors=_errors("empty_file", "the file has no lines"))
+            self._close(batch_id, "failed", errors=_errors("empty_file", "the file has no lines"))
             return
-        record = self._moved(record, "in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
+        counts = {"total": total, "completed": 0, "failed": 0}
+        record = self._moved(batch_id, "in_progress", after=_GOING, request_counts=counts)
+        if record["status"] == "cancelling":
+            self._end(record, "cancelled")
+            return
         config = batch_config(self._config, input_url=self._files.url(file), run_url=self._run_url(batch_id))
         watching = asyncio.create_task(self._watch(batch_id))
         try:
@@ -105,9 +111,9 @@ class Batches:
         if record["status"] == "cancelling":
             self._end(record, "cancelled")
         elif code in (ExitCode.OK, ExitCode.ROWS_FAILED):
-            self._end(self._moved(record, "finalizing"), "completed")
+            self._end(self._moved(batch_id, "finalizing", after=_GOING), "completed")
         elif code == ExitCode.BAD_CONFIG:
-            self._moved(record, "failed", errors=_errors("invalid_file", "the file cannot be run; the server's log says why"))
+            self._close(batch_id, "failed", errors=_errors("invalid_file", "the file cannot be run; the server's log says why"))
         else:
             logger.warning("%s ended with exit code %s; it is run again", batch_id, code)
 
@@ -133,7 +139,12 @@ class Batches:
             kind: self._file_of(record, name, f"{record['id']}_{kind}.jsonl")
             for kind, name in (("output", OUTPUT_FILE), ("error", ERRORS_FILE))
         }
-        self._moved(record, status, **{f"{kind}_file_id": file_id for kind, file_id in made.items()})
+        self._close(record["id"], status, **{f"{kind}_file_id": file_id for kind, file_id in made.items()})
+
+    def _close(self, batch_id: str, status: str, **more: Any) -> None:
+        """Bring a batch to its end; one that is to be cancelled ends as cancelled, whatever else it came to."""
+        if self._moved(batch_id, status, after=_GOING, **more)["status"] == "cancelling":
+            self._moved(batch_id, "cancelled", after=("cancelling",), **more)
 
     def _file_of(self, record: dict[str, Any], name: str, shown_name: str) -> str | None:
         """A file of what the run wrote; none where it wrote nothing."""
@@ -146,8 +157,8 @@ class Batches:
         )
         return str(noted["id"])
 
-    def _moved(self, record: dict[str, Any], status: str, **more: Any) -> dict[str, Any]:
-        return self.records.update(record["id"], status=status, **{f"{status}_at": int(time.time())}, **more)
+    def _moved(self, batch_id: str, status: str, *, after: Collection[str], **more: Any) -> dict[str, Any]:
+        return self.records.update(batch_id, after=after, status=status, **{f"{status}_at": int(time.time())}, **more)
 
     def _run_path(self, batch_id: str) -> str:
         return f"batch_runs/{batch_id}"

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from typing import IO, Any
 
@@ -39,11 +39,16 @@ class Records:
             raise ApiError(HTTPStatus.NOT_FOUND, f"there is no {self._kind} {record_id[:100]!r}", code="not_found")
         return record
 
-    def update(self, record_id: str, **changes: Any) -> dict[str, Any]:
-        """Change a record that is there, whoever else changes it."""
+    def update(self, record_id: str, *, after: Collection[str] | None = None, **changes: Any) -> dict[str, Any]:
+        """Change a record that is there, whoever else changes it.
+
+        One whose status is none of `after` is left, and returned, as it is; None takes any status.
+        """
         with self._lock:
             record = self._read(record_id)
             assert record is not None, f"{record_id} is gone"
+            if after is not None and record["status"] not in after:
+                return record
             return self.put({**record, **changes})
 
     def all(self) -> list[dict[str, Any]]:

@@ -29,6 +29,18 @@ from tests.unit.story import answer
 OTHER = "sk-bob-0123456789abcdef"
 
 
+class WatchedFiles(Files):
+    """Files while whose reading something happens."""
+
+    def __init__(self, folder: Folder, most_bytes: int):
+        super().__init__(folder, most_bytes)
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def read(self, record: dict[str, Any]) -> Iterator[bytes]:
+        self.meanwhile()
+        return super().read(record)
+
+
 class Server:
     """An endpoint that listens, with batches that run in this process."""
 
@@ -40,7 +52,8 @@ class Server:
         gate = Gate(self.config, self.backend, self.keys, [self.heard])
         self.app = build_app(gate, "")
         self.folder = Folder(str(folder))
-        self.batches = Batches(self.config, self.folder, Files(self.folder, 10_000), self.run_job)
+        self.files = WatchedFiles(self.folder, 10_000)
+        self.batches = Batches(self.config, self.folder, self.files, self.run_job)
         add_batch_routes(self.app, gate, Files(self.folder, 10_000), self.batches)
         self.most_shards: int | None = None
         self.runs: list[Run] = []
@@ -166,6 +179,24 @@ def test_a_batch_can_be_cancelled(server: Server) -> None:
     assert client.batches.retrieve(batch.id).status == "cancelled"
     with pytest.raises(openai.ConflictError, match="is cancelled already"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_that_is_cancelled_while_its_file_is_looked_at_is_not_run(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, line("a")))
+    server.files.meanwhile = lambda: server.batches.cancel(batch.id, "alice")
+    server.work()
+    assert client.batches.retrieve(batch.id).status == "cancelled"
+    assert not server.runs
+
+
+def test_a_record_is_changed_only_after_the_statuses_that_allow_it(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, line("a")))
+    records = server.batches.records
+    assert records.update(batch.id, after=("in_progress",), status="completed")["status"] == "validating"
+    assert records.update(batch.id, after=("validating",), status="completed")["status"] == "completed"
+    assert client.batches.retrieve(batch.id).status == "completed"
 
 
 def test_a_file_without_rows_fails_its_batch(server: Server) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -87,33 +88,47 @@ class Batches:
             await asyncio.sleep(_POLL_S)
 
     async def _run(self, record: dict[str, Any]) -> None:
+        """Bring a batch to its end, or so far as one run brings it; whatever may wait for storage does so in a thread."""
         batch_id, client = record["id"], record["client"]
+        settings = await asyncio.to_thread(self._begin, record)
+        if settings is None:
+            return
+        watching = asyncio.create_task(self._watch(batch_id))
+        try:
+            code = await self._run_job(settings, client, lambda: self._is_cancelled(batch_id, client))
+        finally:
+            watching.cancel()
+        await asyncio.to_thread(self._conclude, batch_id, code)
+
+    def _begin(self, record: dict[str, Any]) -> str | None:
+        """The settings of a batch's run; None where it has come to its end without one."""
+        batch_id = record["id"]
         if record["status"] == "cancelling":
             self._end(record, "cancelled")
-            return
-        file = self._files.records.get(record["input_file_id"], client)
-        total = await asyncio.to_thread(_num_lines, self._files, file)
+            return None
+        file = self._files.records.get(record["input_file_id"], record["client"])
+        total = _num_lines(self._files, file)
         if not total:
             self._close(batch_id, "failed", errors=_errors("empty_file", "the file has no lines"))
-            return
+            return None
         counts = {"total": total, "completed": 0, "failed": 0}
         record = self._moved(batch_id, "in_progress", after=_GOING, request_counts=counts)
         if record["status"] == "cancelling":
             self._end(record, "cancelled")
-            return
+            return None
         config = batch_config(self._config, input_url=self._files.url(file), run_url=self._run_url(batch_id))
-        watching = asyncio.create_task(self._watch(batch_id))
-        try:
-            code = await self._run_job(config.model_dump_json(), client, lambda: self._is_cancelled(batch_id, client))
-        finally:
-            watching.cancel()
-        record = await asyncio.to_thread(self._count, batch_id)
+        return config.model_dump_json()
+
+    def _conclude(self, batch_id: str, code: int) -> None:
+        """What is to be done after a run."""
+        record = self._count(batch_id)
         if record["status"] == "cancelling":
             self._end(record, "cancelled")
         elif code in (ExitCode.OK, ExitCode.ROWS_FAILED):
             self._end(self._moved(batch_id, "finalizing", after=_GOING), "completed")
         elif code == ExitCode.BAD_CONFIG:
-            self._close(batch_id, "failed", errors=_errors("invalid_file", "the file cannot be run; the server's log says why"))
+            message = "the file cannot be run; the server's log says why"
+            self._close(batch_id, "failed", errors=_errors("invalid_file", message))
         else:
             logger.warning("%s ended with exit code %s; it is run again", batch_id, code)
 
@@ -127,7 +142,7 @@ class Batches:
         return bool(self.records.get(batch_id, client)["status"] == "cancelling")
 
     def _count(self, batch_id: str) -> dict[str, Any]:
-        parts = Parts(Folder(self._run_url(batch_id)))
+        parts = Parts(self._run_folder(batch_id))
         lines = [line for some in parts.statistics(parts.batch_ids) for line in some]
         num_ok, num_failed = (sum(line[name] for line in lines) for name in ("num_ok", "num_failed"))
         counts = {"completed": num_ok, "failed": num_failed}
@@ -162,6 +177,9 @@ class Batches:
 
     def _run_path(self, batch_id: str) -> str:
         return f"batch_runs/{batch_id}"
+
+    def _run_folder(self, batch_id: str) -> Folder:
+        return replace(self._folder, url=self._run_url(batch_id))
 
     def _run_url(self, batch_id: str) -> str:
         return f"{self._folder.url.rstrip('/')}/{self._run_path(batch_id)}"

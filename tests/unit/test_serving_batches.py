@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -26,7 +26,18 @@ from pipelines.summary import finish
 from tests.unit.serving import ASKED, KEY, Backend, Heard, config_of, listening
 from tests.unit.story import answer
 
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 OTHER = "sk-bob-0123456789abcdef"
+
+
+class WatchedFolder(Folder):
+    """A folder that notes which threads wait for its storage."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def patiently(self, action: Callable[[], Any], name: str = "") -> Any:
+        self.threads.add(threading.get_ident())
+        return super().patiently(action, name)
 
 
 class WatchedFiles(Files):
@@ -51,7 +62,7 @@ class Server:
         self.keys = Keys(self.config.serve, {VARIABLE: f"alice:{KEY},bob:{OTHER}"})
         gate = Gate(self.config, self.backend, self.keys, [self.heard])
         self.app = build_app(gate, "")
-        self.folder = Folder(str(folder))
+        self.folder = WatchedFolder(str(folder))
         self.files = WatchedFiles(self.folder, 10_000)
         self.batches = Batches(self.config, self.folder, self.files, self.run_job)
         add_batch_routes(self.app, gate, Files(self.folder, 10_000), self.batches)
@@ -75,7 +86,7 @@ class Server:
         self.monkeypatch.setenv(KEY_VARIABLE, self.keys.batch_key_for(client))
         run, plan, _ = await asyncio.to_thread(answer, config, most_shards=self.most_shards)
         self.runs.append(run)
-        if is_cancelled() or self.most_shards is not None:
+        if await asyncio.to_thread(is_cancelled) or self.most_shards is not None:
             return ExitCode.STOPPED
         return (await asyncio.to_thread(finish, run, plan, config)).exit_code
 
@@ -85,7 +96,7 @@ class Server:
         async def until_done() -> None:
             looking = asyncio.create_task(self.batches.run_for_ever())
             deadline = time.monotonic() + seconds
-            while any(one["status"] in ("validating", "in_progress", "cancelling") for one in self.batches.records.all()):
+            while any(one["status"] in OPEN for one in await asyncio.to_thread(self.batches.records.all)):
                 assert time.monotonic() < deadline, "the batch did not end"
                 await asyncio.sleep(0.02)
             looking.cancel()
@@ -129,6 +140,18 @@ def test_a_batch_is_answered_row_by_row_and_its_files_can_be_downloaded(server: 
     assert [(one["custom_id"], one["response"]["status_code"]) for one in errors] == [("b", 400)]
     assert {tally.key for tally in server.heard.tallies} == {"alice"}  # whoever made it is who used the tokens
     assert all(ask.is_background for ask in server.backend.asked)
+
+
+def test_live_requests_never_wait_for_the_storage_of_batches(server: Server) -> None:
+    client = server.client()
+    create(client, upload(client, line("a")))
+    cancelled = create(client, upload(client, line("b")))
+    client.batches.cancel(cancelled.id)
+    create(client, upload(client, ""))
+    WatchedFolder.threads.clear()
+    server.work()  # its event loop is this thread's
+    assert WatchedFolder.threads and threading.get_ident() not in WatchedFolder.threads
+    assert [one.status for one in client.batches.list()].count("cancelled") == 1
 
 
 def test_a_batch_that_was_cut_off_goes_on_after_a_restart_and_no_row_is_asked_twice(

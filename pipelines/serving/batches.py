@@ -21,12 +21,14 @@ from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT
 from pipelines.serving.faults import ApiError
 from pipelines.serving.files import Files, Records
 from pipelines.serving.served_job import batch_config
+from pipelines.serving.setbacks import MOST_FAILED_RUNS, Setbacks
 from pipelines.storage import Folder
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _COUNT_S = 5.0
+_POLLS_OF_FIRST_PAUSE = 10  # after a run that failed
 _WINDOW_S = 24 * 3600
 _GOING = ("validating", "in_progress", "finalizing")
 _OPEN = (*_GOING, "cancelling")
@@ -40,11 +42,13 @@ RunJob = Callable[[str, str, Callable[[], bool]], Awaitable[int]]
 class Batches:
     """The batches of one endpoint."""
 
-    def __init__(self, config: ServeConfig, folder: Folder, files: Files, run_job: RunJob):
+    def __init__(self, config: ServeConfig, folder: Folder, files: Files, run_job: RunJob, *, poll_s: float = _POLL_S):
         self._config = config
         self._folder = folder
         self._files = files
         self._run_job = run_job
+        self._poll_s = poll_s
+        self._setbacks = Setbacks(_POLLS_OF_FIRST_PAUSE * poll_s)
         self.records = Records(self._folder, "batches", "batch_")
 
     def add(self, body: Mapping[str, Any], client: str) -> dict[str, Any]:
@@ -74,18 +78,28 @@ class Batches:
         record = self._moved(batch_id, "cancelling", after=_OPEN)
         if record["status"] != "cancelling":
             raise ApiError(HTTPStatus.CONFLICT, f"{batch_id} is {record['status']} already")
+        self._setbacks.forget(batch_id)  # it need not wait for its end
         return record
 
     async def run_for_ever(self) -> None:
-        """Run what is to be run, the oldest first."""
+        """Run what is to be run, the oldest first; one whose run failed lets the others go before it for a while."""
         while True:
             try:
-                todo = [one for one in await asyncio.to_thread(self.records.all) if one["status"] in _OPEN]
+                records = await asyncio.to_thread(self.records.all)
+                todo = [one for one in records if one["status"] in _OPEN and self._setbacks.is_due(one["id"])]
                 if todo:
-                    await self._run(todo[-1])
+                    await self._run_or_set_back(todo[-1])
             except Exception:
                 logger.exception("batches could not be looked at")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(self._poll_s)
+
+    async def _run_or_set_back(self, record: dict[str, Any]) -> None:
+        try:
+            await self._run(record)
+        except Exception:
+            logger.exception("%s could not be run", record["id"])
+            if self._setbacks.add(record["id"]):
+                await asyncio.to_thread(self._close, record["id"], "failed", errors=_HOPELESS)
 
     async def _run(self, record: dict[str, Any]) -> None:
         """Bring a batch to its end, or so far as one run brings it; whatever may wait for storage does so in a thread."""
@@ -106,14 +120,17 @@ class Batches:
         if record["status"] == "cancelling":
             self._end(record, "cancelled")
             return None
-        file = self._files.records.get(record["input_file_id"], record["client"])
+        file = self._input(record)
+        if file is None:
+            self._close(batch_id, "failed", errors=_INPUT_GONE)
+            return None
         total = _num_lines(self._files, file)
         if not total:
             self._close(batch_id, "failed", errors=_errors("empty_file", "the file has no lines"))
             return None
-        counts = {"total": total, "completed": 0, "failed": 0}
+        counts = {**record["request_counts"], "total": total}
         record = self._moved(batch_id, "in_progress", after=_GOING, request_counts=counts)
-        if record["status"] == "cancelling":
+        if record["status"] != "in_progress":
             self._end(record, "cancelled")
             return None
         config = batch_config(self._config, input_url=self._files.url(file), run_url=self._run_url(batch_id))
@@ -127,10 +144,19 @@ class Batches:
         elif code in (ExitCode.OK, ExitCode.ROWS_FAILED):
             self._end(self._moved(batch_id, "finalizing", after=_GOING), "completed")
         elif code == ExitCode.BAD_CONFIG:
-            message = "the file cannot be run; the server's log says why"
-            self._close(batch_id, "failed", errors=_errors("invalid_file", message))
+            invalid = _errors("invalid_file", "the file cannot be run; the server's log says why")
+            self._close(batch_id, "failed", errors=_INPUT_GONE if self._input(record) is None else invalid)
+        elif code != ExitCode.STOPPED and self._setbacks.add(batch_id):
+            self._close(batch_id, "failed", errors=_HOPELESS)
         else:
             logger.warning("%s ended with exit code %s; it is run again", batch_id, code)
+
+    def _input(self, record: dict[str, Any]) -> dict[str, Any] | None:
+        """The record of a batch's file; None where its client has deleted it."""
+        try:
+            return self._files.records.get(record["input_file_id"], record["client"])
+        except ApiError:
+            return None
 
     async def _watch(self, batch_id: str) -> None:
         """Count what is answered now and then."""
@@ -146,8 +172,11 @@ class Batches:
         lines = [line for some in parts.statistics(parts.batch_ids) for line in some]
         num_ok, num_failed = (sum(line[name] for line in lines) for name in ("num_ok", "num_failed"))
         counts = {"completed": num_ok, "failed": num_failed}
-        total = self.records.update(batch_id)["request_counts"]["total"]
-        return self.records.update(batch_id, request_counts={"total": total, **counts})
+        before = self.records.update(batch_id)["request_counts"]
+        record = self.records.update(batch_id, request_counts={**before, **counts})
+        if record["request_counts"] != before:
+            self._setbacks.forget(batch_id)
+        return record
 
     def _end(self, record: dict[str, Any], status: str) -> None:
         made = {
@@ -160,6 +189,7 @@ class Batches:
         """Bring a batch to its end; one that is to be cancelled ends as cancelled, whatever else it came to."""
         if self._moved(batch_id, status, after=_GOING, **more)["status"] == "cancelling":
             self._moved(batch_id, "cancelled", after=("cancelling",), **more)
+        self._setbacks.forget(batch_id)
 
     def _file_of(self, record: dict[str, Any], name: str, shown_name: str) -> str | None:
         """A file of what the run wrote; none where it wrote nothing."""
@@ -205,3 +235,7 @@ def _refusal(param: str, message: str) -> ApiError:
 
 def _errors(code: str, message: str) -> dict[str, Any]:
     return {"object": "list", "data": [{"code": code, "message": message, "param": None, "line": None}]}
+
+
+_INPUT_GONE = _errors("input_file_gone", "the input file was deleted before the batch had come to its end")
+_HOPELESS = _errors("run_failed", f"{MOST_FAILED_RUNS} runs in a row failed and answered nothing; the server's log says why")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,9 +65,11 @@ class Server:
         self.app = build_app(gate, "")
         self.folder = WatchedFolder(str(folder))
         self.files = WatchedFiles(self.folder, 10_000)
-        self.batches = Batches(self.config, self.folder, self.files, self.run_job)
+        self.batches = Batches(self.config, self.folder, self.files, self.run_job, poll_s=0.001)
         add_batch_routes(self.app, gate, Files(self.folder, 10_000), self.batches)
         self.most_shards: int | None = None
+        self.cut_off_code = ExitCode.STOPPED
+        self.exit_codes: dict[str, Iterator[int]] = {}
         self.runs: list[Run] = []
 
     def __enter__(self) -> "Server":
@@ -81,13 +84,15 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
     async def run_job(self, settings: str, client: str, is_cancelled: Callable[[], bool]) -> int:
-        """The story, without Ray; `most_shards` kills it half-way."""
+        """The story, without Ray; `most_shards` kills it half-way, a client's `exit_codes` before it begins."""
+        if (code := next(self.exit_codes.get(client, iter(())), None)) is not None:
+            return code
         config = BatchConfig.model_validate_json(settings).model_copy(update={"endpoint": self.url})
         self.monkeypatch.setenv(KEY_VARIABLE, self.keys.batch_key_for(client))
         run, plan, _ = await asyncio.to_thread(answer, config, most_shards=self.most_shards)
         self.runs.append(run)
         if await asyncio.to_thread(is_cancelled) or self.most_shards is not None:
-            return ExitCode.STOPPED
+            return self.cut_off_code
         return (await asyncio.to_thread(finish, run, plan, config)).exit_code
 
     def work(self, seconds: float = 30.0) -> None:
@@ -122,6 +127,14 @@ def create(client: openai.OpenAI, file_id: str, **more: Any) -> Any:
     return client.batches.create(
         input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"night": "1"}, **more
     )
+
+
+def error_of(client: openai.OpenAI, batch_id: str) -> Any:
+    """The one error of a batch that failed."""
+    failed = client.batches.retrieve(batch_id)
+    assert failed.status == "failed" and failed.errors is not None and failed.errors.data is not None
+    (error,) = failed.errors.data
+    return error
 
 
 def test_a_batch_is_answered_row_by_row_and_its_files_can_be_downloaded(server: Server) -> None:
@@ -226,9 +239,77 @@ def test_a_file_without_rows_fails_its_batch(server: Server) -> None:
     client = server.client()
     batch = create(client, upload(client, "", " "))
     server.work()
-    failed = client.batches.retrieve(batch.id)
-    assert failed.status == "failed" and failed.errors is not None and failed.errors.data is not None
-    assert failed.errors.data[0].code == "empty_file"
+    assert error_of(client, batch.id).code == "empty_file"
+
+
+def test_a_batch_whose_input_is_deleted_fails_and_those_of_others_go_on(server: Server) -> None:
+    alice, bob = server.client(), server.client(OTHER)
+    file_id = upload(alice, line("a"))
+    batch = create(alice, file_id)
+    alice.files.delete(file_id)
+    other = create(bob, upload(bob, line("b")))
+    server.work()
+    assert error_of(alice, batch.id).code == "input_file_gone"
+    assert bob.batches.retrieve(other.id).status == "completed"
+
+
+@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.BAD_CONFIG])
+def test_a_batch_whose_input_is_deleted_while_it_runs_says_so(code: ExitCode, server: Server) -> None:
+    client = server.client()
+    file_id = upload(client, line("a"))
+    batch = create(client, file_id)
+
+    def delete_and_end() -> Iterator[int]:
+        client.files.delete(file_id)
+        yield code
+
+    server.exit_codes["alice"] = delete_and_end()
+    server.work()
+    assert error_of(client, batch.id).code == "input_file_gone"
+
+
+def test_a_batch_whose_runs_fail_again_and_again_is_given_up_after_longer_and_longer_pauses(server: Server) -> None:
+    alice, bob = server.client(), server.client(OTHER)
+    batch = create(alice, upload(alice, line("a")))
+    other = create(bob, upload(bob, line("b")))
+    ran_at: list[float] = []
+
+    def fail() -> Iterator[int]:
+        while True:
+            ran_at.append(time.monotonic())
+            yield ExitCode.FAILED
+
+    server.exit_codes["alice"] = fail()
+    server.work()
+    assert error_of(alice, batch.id).code == "run_failed"
+    assert bob.batches.retrieve(other.id).status == "completed"
+    assert all(later - before >= 0.01 * 2**n for n, (before, later) in enumerate(pairwise(ran_at)))
+    assert len(ran_at) == 5
+
+
+def test_a_batch_that_gets_further_with_each_run_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(tmp_path, "engine.rows_per_batch=1", monkeypatch=monkeypatch) as server:
+        client = server.client()
+        batch = create(client, upload(client, *(line(str(number)) for number in range(8))))
+        server.most_shards, server.cut_off_code = 1, ExitCode.FAILED
+        for _ in range(6):
+            asyncio.run(server.batches._run(server.batches.records.get(batch.id, "alice")))
+            assert client.batches.retrieve(batch.id).status == "in_progress"
+        server.most_shards = None
+        server.work()
+        assert client.batches.retrieve(batch.id).status == "completed"
+
+
+def test_a_batch_that_the_server_cannot_begin_is_given_up(server: Server) -> None:
+    client = server.client()
+    batch = create(client, upload(client, line("a")))
+
+    def refuse() -> None:
+        raise PermissionError("no")
+
+    server.files.meanwhile = refuse
+    server.work()
+    assert error_of(client, batch.id).code == "run_failed"
 
 
 def test_lists_are_in_pages_the_newest_first(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Write a finished run's results as OpenAI's batch API does: `openai/output.jsonl` and `openai/errors.jsonl`.
+"""Write a run's results as OpenAI's batch API does: `openai/output.jsonl` and `openai/errors.jsonl`.
 
 A row is in exactly one of the two, in the order of the plan. Where vLLM knows more than OpenAI's format can say, the
 format wins, and never so that a cut answer looks whole; the columns of `results/` say it all.
@@ -45,8 +45,19 @@ Kind = tuple[str, str, Callable[[int, Mapping[str, Any]], dict[str, Any]]]
 
 def write_openai(run: Folder, plan: Plan, model_name: str) -> None:
     """Write both files, each whole or not at all; one without rows is empty. Every batch must have its part."""
+    _write(run, Parts(run), plan.batches["batch_id"].to_pylist(), model_name)
+
+
+def write_committed(run: Folder, model_name: str) -> None:
+    """Write both files for the batches that have their part, of a run that does not go on; no files where none has one."""
+    parts = Parts(run)
+    if batch_ids := parts.batch_ids:
+        _write(run, parts, batch_ids, model_name)
+
+
+def _write(run: Folder, parts: Parts, batch_ids: Sequence[int], model_name: str) -> None:
     with run.create(OUTPUT_FILE) as output, run.create(ERRORS_FILE) as errors:
-        for part in Parts(run).read(plan.batches["batch_id"].to_pylist()):
+        for part in parts.read(batch_ids):
             created = statistics_in(part)["started_at"] // 1_000_000
             for row in part.select(_COLUMNS).to_pylist():
                 is_ok = row["status"] == "ok"

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.config import ServeConfig
 from pipelines.errors import ExitCode
-from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE
+from pipelines.openai_results import ERRORS_FILE, OUTPUT_FILE, write_committed
 from pipelines.parts import Parts
 from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT
 from pipelines.serving.faults import ApiError
@@ -73,7 +73,7 @@ class Batches:
         })  # fmt: skip
 
     def cancel(self, batch_id: str, client: str) -> dict[str, Any]:
-        """Stop a batch; what is answered stays. Raises ApiError."""
+        """Stop a batch; what is answered is offered as its files. Raises ApiError."""
         self.records.get(batch_id, client)
         record = self._moved(batch_id, "cancelling", after=_OPEN)
         if record["status"] != "cancelling":
@@ -122,7 +122,7 @@ class Batches:
             return None
         file = self._input(record)
         if file is None:
-            self._close(batch_id, "failed", errors=_INPUT_GONE)
+            self._end(record, "failed", _INPUT_GONE)
             return None
         total = _num_lines(self._files, file)
         if not total:
@@ -145,9 +145,9 @@ class Batches:
             self._end(self._moved(batch_id, "finalizing", after=_GOING), "completed")
         elif code == ExitCode.BAD_CONFIG:
             invalid = _errors("invalid_file", "the file cannot be run; the server's log says why")
-            self._close(batch_id, "failed", errors=_INPUT_GONE if self._input(record) is None else invalid)
+            self._end(record, "failed", _INPUT_GONE if self._input(record) is None else invalid)
         elif code != ExitCode.STOPPED and self._setbacks.add(batch_id):
-            self._close(batch_id, "failed", errors=_HOPELESS)
+            self._end(record, "failed", _HOPELESS)
         else:
             logger.warning("%s ended with exit code %s; it is run again", batch_id, code)
 
@@ -173,17 +173,21 @@ class Batches:
         num_ok, num_failed = (sum(line[name] for line in lines) for name in ("num_ok", "num_failed"))
         counts = {"completed": num_ok, "failed": num_failed}
         before = self.records.update(batch_id)["request_counts"]
-        record = self.records.update(batch_id, request_counts={**before, **counts})
+        record = self.records.update(batch_id, after=_OPEN, request_counts={**before, **counts})
         if record["request_counts"] != before:
             self._setbacks.forget(batch_id)
         return record
 
-    def _end(self, record: dict[str, Any], status: str) -> None:
+    def _end(self, record: dict[str, Any], status: str, errors: dict[str, Any] | None = None) -> None:
+        """Close a batch, and offer what is answered; a run that came to its end has written that itself."""
+        if status != "completed":
+            self._count(record["id"])
+            write_committed(self._run_folder(record["id"]), self._config.model.name)
         made = {
             kind: self._file_of(record, name, f"{record['id']}_{kind}.jsonl")
             for kind, name in (("output", OUTPUT_FILE), ("error", ERRORS_FILE))
         }
-        self._close(record["id"], status, **{f"{kind}_file_id": file_id for kind, file_id in made.items()})
+        self._close(record["id"], status, errors=errors, **{f"{kind}_file_id": file_id for kind, file_id in made.items()})
 
     def _close(self, batch_id: str, status: str, **more: Any) -> None:
         """Bring a batch to its end; one that is to be cancelled ends as cancelled, whatever else it came to."""

@@ -217,6 +217,30 @@ def test_a_batch_can_be_cancelled(server: Server) -> None:
         client.batches.cancel(batch.id)
 
 
+@pytest.mark.parametrize(("end", "status"), [("cancel", "cancelled"), ("delete the input", "failed")])
+def test_what_a_batch_has_answered_is_offered_however_it_ends(
+    end: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(tmp_path, "engine.rows_per_batch=1", monkeypatch=monkeypatch) as server:
+        client = server.client()
+        file_id = upload(client, *(line(str(number), **({"temperature": 9} if number == 1 else {})) for number in range(6)))
+        batch = create(client, file_id)
+        server.most_shards = 2
+        asyncio.run(server.batches._run(server.batches.records.get(batch.id, "alice")))
+        if end == "cancel":
+            client.batches.cancel(batch.id)
+        else:
+            client.files.delete(file_id)
+        server.work()
+        done = client.batches.retrieve(batch.id)
+        assert done.status == status and done.request_counts is not None
+        output, errors = (
+            client.files.content(one or "").text.splitlines() for one in (done.output_file_id, done.error_file_id)
+        )
+        assert [json.loads(one)["custom_id"] for one in errors] == ["1"]
+        assert 0 < len(output) == done.request_counts.completed < 5
+
+
 def test_a_batch_that_is_cancelled_while_its_file_is_looked_at_is_not_run(server: Server) -> None:
     client = server.client()
     batch = create(client, upload(client, line("a")))

@@ -15,7 +15,7 @@ import yaml
 from pipelines.cluster import drain_limit_s
 from pipelines.compose import compose_settings
 from pipelines.config import BatchConfig, ParquetInput
-from pipelines.parse import parse_config
+from pipelines.parse import parse_config, parse_serve
 from tests.unit.manifests import (
     INFRA,
     OVERLAYS,
@@ -263,8 +263,9 @@ def test_the_endpoints_settings_compose(overlay: str, tmp_path: Path) -> None:
     arguments = application.args
     assert (application.name, application.import_path) == ("fournee", "pipelines.serve:app")
     assert arguments["config_dir"] == "/etc/fournee"
-    config = parse_config(compose_settings("batch", arguments["overrides"], str(settings(overlay, tmp_path / "etc"))))
+    config = parse_serve(compose_settings("serve", arguments["overrides"], str(settings(overlay, tmp_path / "etc"))))
     assert config.model == config_of(overlay, "RayCronJob", tmp_path / "nights").model, "the model of the nights"
+    assert "://" in config.serve.folder or config.serve.folder.startswith("/models/"), "where all pods see it"
 
 
 def test_the_alert_about_money_knows_the_budget_of_the_nights(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ _EXAMPLES = """examples:
   fournee submit stop fournee-nightly-1a2b3c4d-1       let it finish what is in its engines; returns when it has ended
 
 exit codes: the job's own (0 done, 1 failed, 2 bad configuration, 3 more rows failed than allowed, 4 stopped: resumable);
-2 also where the submission is refused, 1 where the job server is lost, 130 on Ctrl-C, after which the job goes on.
+2 also where the submission is refused, 1 where the job server does not answer or is lost, or where the run is alive already,
+130 on Ctrl-C, after which the job goes on.
 status and stop end with 0 where they did what they say, --no-wait where the cluster took the job."""
 _INTERRUPTED = 128 + 2  # as a shell says SIGINT
 _ACTIONS = ("status", "stop", "logs")

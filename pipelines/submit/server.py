@@ -34,19 +34,24 @@ class JobServer:
     """The job server of one cluster."""
 
     def __init__(self, config: SubmitConfig):
-        """Connect; raises ConfigError where no job server answers, or where it refuses the token."""
+        """Connect; raises RunFailed where no job server answers, ConfigError where it refuses the token."""
         self._config = config
-        self._client = connect(config)
+        try:
+            self._client = connect(config)
+        except ConfigError as error:
+            if isinstance(error.__context__, AuthenticationError):
+                raise
+            raise RunFailed(str(error)) from None  # a head that is slow to return answers later
         self.address: str = self._client.get_address()
 
     def submit(self, request: JobRequest) -> str:
         """Upload the folder and start the job; returns its submission id.
 
-        Raises ConfigError where the same run is alive already, RunFailed where the server cannot take the job.
+        Raises RunFailed where the same run is alive already, and where the server cannot take the job.
         """
         earlier = self._submissions_of(request.run)
         if alive := [one.submission_id for one in earlier if not one.status.is_terminal()]:
-            raise ConfigError(f"this run is alive as {alive[0]}; follow or stop that one, or wait until it has ended")
+            raise RunFailed(f"this run is alive as {alive[0]}; follow or stop that one, or wait until it has ended")
         attempt = 1 + max((int((one.metadata or {})["fournee_attempt"]) for one in earlier), default=0)
         submission = f"fournee-{request.run}-{attempt}"
         try:
@@ -59,7 +64,7 @@ class JobServer:
             )
         except (OutOfReach, RunFailed) as error:
             if "already exists" in str(error):  # the server's own guard, in a stack trace
-                raise ConfigError(f"this run was submitted as {submission} at the same moment; follow that one") from None
+                raise RunFailed(f"this run was submitted as {submission} at the same moment; follow that one") from None
             raise RunFailed(f"{self.address} did not take the job, or could not say so: {error}") from None
         return submission
 

@@ -1,11 +1,17 @@
 """What is submitted: command lines arrive unharmed, ids name runs, uploads are what Ray packs, mistakes are refused."""
 
+import json
 import os
 import re
 import shlex
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZipFile
@@ -289,9 +295,62 @@ def test_no_server_is_said_with_the_address_and_the_way_out(
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         for order in ([f"address={address}", "status", "x"], ["status", "x", f"address={address}"]):
-            assert submit.main(order) == ExitCode.BAD_CONFIG
+            assert submit.main(order) == ExitCode.FAILED
             said = capsys.readouterr().err
             assert f"no Ray job server answers at address={address}: [Errno 111] Connection refused" in said
+
+
+@contextmanager
+def job_server(status: int, *jobs: dict[str, object]) -> Iterator[str]:
+    """The address of a server that answers whatever is asked with this status, and that knows these jobs."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            known = jobs if self.path == "/api/jobs/" else {"version": "4", "ray_version": "2.60.0", "ray_commit": "x"}
+            self.wfile.write(json.dumps(known).encode() if status == HTTPStatus.OK else b"no token, or a wrong one")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def told(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ExitCode:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+    write(folder / "code.py")
+    return ExitCode(submit.main([f"address={address}", "--", "batch", *BATCH]))
+
+
+def test_a_run_that_is_alive_is_a_job_that_could_not_go_on_and_no_wrong_setting(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepare(settings(), batch(*BATCH)).run
+    metadata = {"fournee_run": run, "fournee_attempt": "1"}
+    alive = {"type": "SUBMISSION", "submission_id": f"fournee-{run}-1", "status": "RUNNING", "metadata": metadata}
+    with job_server(HTTPStatus.OK, {**alive, "entrypoint": "python"}) as address:
+        assert told(address, folder, monkeypatch) == ExitCode.FAILED
+    assert f"this run is alive as fournee-{run}-1; follow or stop that one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "code", "said"), [
+    (HTTPStatus.UNAUTHORIZED, ExitCode.BAD_CONFIG, "`ray get-auth-token` on the head node shows the cluster's token"),
+    (HTTPStatus.SERVICE_UNAVAILABLE, ExitCode.FAILED, "no Ray job server answers at address=http://127.0.0.1:"),
+])  # fmt: skip
+def test_a_token_that_is_refused_stays_so_and_a_head_that_starts_may_answer_later(
+    status: int, code: ExitCode, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job_server(status) as address:
+        assert told(address, folder, monkeypatch) == code
+    assert said in capsys.readouterr().err
 
 
 def test_the_help_lists_its_keys_and_none_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,46 @@ def test_cron_calls_a_script_that_exists_with_a_day() -> None:
     assert "flock -n" in command
 
 
+def a_night(folder: Path, *answers: str) -> tuple[int, list[str]]:
+    """The exit code of cron's script, and what it called, where `fournee` answers so, one after the other: "<code> <words>"."""
+    for name in ("fournee", "sleep"):
+        script = f'#!/bin/bash\necho "{name} $*" >> {folder}/called\n'
+        if name == "fournee":
+            script += (
+                f'read -r code words < {folder}/answers; sed -i 1d {folder}/answers; echo "fournee: $words" >&2; exit $code\n'
+            )
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    (folder / "answers").write_text("".join(f"{answer}\n" for answer in answers), encoding="utf-8")
+    (folder / "called").unlink(missing_ok=True)
+    done = subprocess.run(
+        [INFRA / "cron/nightly.sh", "2026-11-30"],
+        env={"PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    called = (folder / "called").read_text(encoding="utf-8").splitlines()
+    return done.returncode, [" ".join(line.split()[:5]) for line in called]
+
+
+SUBMIT = "fournee submit address=http://head:8265 -- batch"
+FOLLOW = "fournee submit address=http://head:8265 logs fournee-night-1a2b3c4d-1"
+CHECK = "fournee history check s3://your-bucket/answers"
+ALIVE = "1 this run is alive as fournee-night-1a2b3c4d-1; follow or stop that one, or wait until it has ended"
+
+
+@pytest.mark.parametrize(("answers", "code", "called"), [
+    (["0", "3"], 3, ["sleep 0", SUBMIT, CHECK]),
+    (["2"], 2, ["sleep 0", SUBMIT]),
+    (["1", "4", "0", "0"], 0, ["sleep 0", SUBMIT, "sleep 300", SUBMIT, "sleep 600", SUBMIT, CHECK]),
+    (["1", "1", "4"], 4, ["sleep 0", SUBMIT, "sleep 300", SUBMIT, "sleep 600", SUBMIT]),
+    (["1", ALIVE, "0", "0"], 0, ["sleep 0", SUBMIT, "sleep 300", SUBMIT, FOLLOW, CHECK]),
+    ([ALIVE, "4", "3"], 3, ["sleep 0", SUBMIT, FOLLOW, "sleep 300", SUBMIT]),
+])  # fmt: skip
+def test_crons_script_tries_three_times_and_follows_a_run_that_is_alive(
+    answers: list[str], code: int, called: list[str], tmp_path: Path
+) -> None:
+    assert a_night(tmp_path, *answers) == (code, called)
+
+
 class Operator:
     """Stands for Airflow's: it notes what it was given."""
 
@@ -264,6 +304,9 @@ def test_every_command_composes(command: str, tmp_path: Path, monkeypatch: pytes
     shutil.copy(conf_folder() / "experiment/nightly.yaml", tmp_path / "my_conf/experiment")
     monkeypatch.chdir(tmp_path)
     _, job, *words = on_a_day(command)
+    if job == "submit" and "--" not in words:
+        assert words[1:] == ["logs", "$alive"] and parse_submit(compose_settings("submit", words[:1]))
+        return
     if job == "submit":
         parse_submit(compose_settings("submit", words[: words.index("--")]))
         job, *words = words[words.index("--") + 1 :]

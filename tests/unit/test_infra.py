@@ -348,6 +348,13 @@ def test_the_page_names_what_there_is() -> None:
         assert kind and secret in str(rendered("prod")), secret
 
 
+def test_nothing_on_the_page_asks_for_the_namespace_before_it_is_there() -> None:
+    lines = page_lines()
+    applied = lines.index("kubectl apply -k infra/k8s/overlays/prod")
+    assert not [line for line in lines[:applied] if line.startswith(("kubectl diff", "kubectl -n fournee"))]
+    assert "kubectl diff -k infra/k8s/overlays/prod" in lines[applied:]
+
+
 # Alerts.
 
 

@@ -101,6 +101,11 @@ def test_the_pod_monitor_finds_the_port_and_the_labels_that_the_pods_have() -> N
             assert str(ports[endpoint["port"]]) == group["rayStartParams"]["metrics-export-port"]
 
 
+@pytest.mark.parametrize("kind", ["PodMonitor", "PrometheusRule"])
+def test_prometheus_chart_takes_what_has_the_label_of_its_release(kind: str) -> None:
+    assert manifest("prod", kind)["metadata"]["labels"] == {"release": "kube-prometheus-stack"}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
     for template in pods(overlay):

@@ -145,10 +145,13 @@ def test_secrets_are_named_and_never_written(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_api_keys_reach_the_endpoint_alone(overlay: str) -> None:
+def test_api_keys_reach_every_pod_of_the_endpoint_and_no_other(overlay: str) -> None:
+    keys = {"name": "FOURNEE_API_KEYS", "valueFrom": {"secretKeyRef": {"name": "fournee-api-keys", "key": "keys"}}}
     for kind, cluster in clusters(overlay).items():
-        has_keys = "FOURNEE_API_KEYS" in str(cluster)
-        assert has_keys == (kind == "RayService"), kind
+        for template in ray_pods(cluster):
+            (container,) = template["spec"]["containers"]
+            assert container["env"].count(keys) == (kind == "RayService"), kind
+            assert ("fournee-api-keys" in str(template)) == (kind == "RayService"), kind
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

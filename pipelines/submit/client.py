@@ -49,7 +49,11 @@ class JobClient(JobSubmissionClient):  # type: ignore[misc]
 
 
 def connect(config: SubmitConfig) -> JobClient:
-    """Find the job server and show it the token; raises ConfigError where there is none, or where it refuses the token."""
+    """Find the job server and show it the token.
+
+    Raises RunFailed where none answers, which a head that is slow to return does later, and ConfigError where the address is
+    none or the token is refused.
+    """
     for name in _CHATTY:
         logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
     # The client sends a token only in this mode, and nothing sets it outside of a cluster.
@@ -61,7 +65,8 @@ def connect(config: SubmitConfig) -> JobClient:
     except AuthenticationError as error:
         raise ConfigError(how_to_authenticate(error)) from None
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(
+        kind = RunFailed if isinstance(error, OSError | RuntimeError) else ConfigError
+        raise kind(
             f"no Ray job server answers at {_address_in_words(config)}: {error}; set address=http://<head node>:8265"
         ) from None
 

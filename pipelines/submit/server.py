@@ -34,14 +34,9 @@ class JobServer:
     """The job server of one cluster."""
 
     def __init__(self, config: SubmitConfig):
-        """Connect; raises RunFailed where no job server answers, ConfigError where it refuses the token."""
+        """Connect; raises like `connect`."""
         self._config = config
-        try:
-            self._client = connect(config)
-        except ConfigError as error:
-            if isinstance(error.__context__, AuthenticationError):
-                raise
-            raise RunFailed(str(error)) from None  # a head that is slow to return answers later
+        self._client = connect(config)
         self.address: str = self._client.get_address()
 
     def submit(self, request: JobRequest) -> str:

@@ -20,7 +20,7 @@ from pipelines.parts import Parts
 from pipelines.serving.asking import CHAT, EMBEDDINGS, TEXT
 from pipelines.serving.faults import ApiError
 from pipelines.serving.files import Files, Records
-from pipelines.serving.served_job import batch_config
+from pipelines.serving.served_job import batch_config, refusal
 from pipelines.serving.setbacks import MOST_FAILED_RUNS, Setbacks
 from pipelines.storage import Folder
 
@@ -144,7 +144,7 @@ class Batches:
         elif code in (ExitCode.OK, ExitCode.ROWS_FAILED):
             self._end(self._moved(batch_id, "finalizing", after=_GOING), "completed")
         elif code == ExitCode.BAD_CONFIG:
-            invalid = _errors("invalid_file", "the file cannot be run; the server's log says why")
+            invalid = _errors("invalid_file", f"the file cannot be run: {refusal(self._folder, self._run_path(batch_id))}")
             self._end(record, "failed", _INPUT_GONE if self._input(record) is None else invalid)
         elif code != ExitCode.STOPPED and self._setbacks.add(batch_id):
             self._end(record, "failed", _HOPELESS)

@@ -1,9 +1,9 @@
 """The settings of a batch that came over the endpoint: the server's own, with the batch's input and output."""
 
+import re
 from typing import Any
 
 from pipelines.config import (
-    AnyInput,
     BatchConfig,
     BudgetConfig,
     ErrorsConfig,
@@ -11,14 +11,18 @@ from pipelines.config import (
     PostprocessConfig,
     ServeConfig,
 )
+from pipelines.storage import Folder
 
+_REFUSAL = "-refusal.txt"
+_PLACE = re.compile(r"(?:\b[a-z][a-z0-9+.-]*://|(?<![\w./-])/)(?:[^\s/:;,'\"]*/)*", re.ASCII)
+"""All of a path or URL but its last part."""
 _CPUS = 0.1  # its worker only asks the endpoint
 _LINES: dict[str, Any] = {
     "format": "jsonl", "id_column": "custom_id", "ids": "allow", "prompt_column": None, "messages_column": None,
-    "request_column": "body", "tools_column": None, "sampling_column": None, "schema_column": None, "carry_columns": (),
-    "limit": None, "on_bad_file": "fail",
+    "request_column": "body", "tools_column": None, "sampling_column": None, "schema_column": None,
+    "expected_column": None, "carry_columns": (), "limit": None, "order": "as_is", "on_bad_file": "fail",
 }  # fmt: skip
-"""OpenAI's batch lines, as conf/input/openai.yaml has them."""
+"""OpenAI's batch lines, as conf/input/openai.yaml has them: what the server's own input is set to is of no use here."""
 
 
 def batch_config(config: ServeConfig, *, input_url: str, run_url: str) -> BatchConfig:
@@ -26,7 +30,7 @@ def batch_config(config: ServeConfig, *, input_url: str, run_url: str) -> BatchC
     own = {name: getattr(config, name) for name in BatchConfig.model_fields}
     changed = {
         "endpoint": config.serve.url,
-        "input": JsonlInput.model_validate({**_settings(config.input), **_LINES, "path": input_url}),
+        "input": JsonlInput.model_validate({**_LINES, "path": input_url}),
         "prompt": config.prompt.model_copy(update={"template": None, "template_file": None}),
         "postprocess": PostprocessConfig(steps=()),
         "output": config.output.model_copy(update={"path": run_url, "on_existing": "resume", "openai": True}),
@@ -47,6 +51,16 @@ def batch_config(config: ServeConfig, *, input_url: str, run_url: str) -> BatchC
     return BatchConfig.model_construct(**{**own, **changed})
 
 
-def _settings(source: AnyInput) -> dict[str, Any]:
-    """What an input is set to, as far as every kind of input has it."""
-    return {name: getattr(source, name) for name in AnyInput.model_fields}
+def note_refusal(config: BatchConfig, reason: str) -> None:
+    """Write down why a batch cannot be run, beside its run folder, which has to stay as it is."""
+    assert config.output.path is not None, "set by `batch_config`"
+    folder, name = config.output.path.rsplit("/", 1)
+    Folder(folder, config.output.patience_s).write(f"{name}{_REFUSAL}", reason.encode())
+
+
+def refusal(folder: Folder, run_path: str) -> str:
+    """Why a batch cannot be run, without the places of this server's files."""
+    if not folder.exists(f"{run_path}{_REFUSAL}"):
+        return "the server's log says why"
+    reason = folder.read(f"{run_path}{_REFUSAL}").decode()
+    return _PLACE.sub("", reason.replace(folder.path(), ""))

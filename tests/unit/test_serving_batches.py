@@ -1,10 +1,12 @@
 """Files and batches over the endpoint: OpenAI's own client drives them, and each batch is a run of the batch job's story."""
 
 import asyncio
+import io
 import json
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, ClassVar
 import openai
 import pytest
 
+from jobs import served_batch
 from pipelines.config import BatchConfig
 from pipelines.engines.served import KEY_VARIABLE
 from pipelines.errors import ExitCode
@@ -68,6 +71,7 @@ class Server:
         self.batches = Batches(self.config, self.folder, self.files, self.run_job, poll_s=0.001)
         add_batch_routes(self.app, gate, Files(self.folder, 10_000), self.batches)
         self.most_shards: int | None = None
+        self.is_own_job = False
         self.cut_off_code = ExitCode.STOPPED
         self.exit_codes: dict[str, Iterator[int]] = {}
         self.runs: list[Run] = []
@@ -87,6 +91,8 @@ class Server:
         """The story, without Ray; `most_shards` kills it half-way, a client's `exit_codes` before it begins."""
         if (code := next(self.exit_codes.get(client, iter(())), None)) is not None:
             return code
+        if self.is_own_job:
+            return self.own_job(settings)
         config = BatchConfig.model_validate_json(settings).model_copy(update={"endpoint": self.url})
         self.monkeypatch.setenv(KEY_VARIABLE, self.keys.batch_key_for(client))
         run, plan, _ = await asyncio.to_thread(answer, config, most_shards=self.most_shards)
@@ -94,6 +100,16 @@ class Server:
         if await asyncio.to_thread(is_cancelled) or self.most_shards is not None:
             return self.cut_off_code
         return (await asyncio.to_thread(finish, run, plan, config)).exit_code
+
+    def own_job(self, settings: str) -> int:
+        """What its process would do, up to where Ray begins."""
+        self.monkeypatch.setattr("sys.stdin", io.StringIO(settings))
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return served_batch.main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def work(self, seconds: float = 30.0) -> None:
         """Run batches until none is open, or the time is over."""
@@ -334,6 +350,35 @@ def test_a_batch_that_the_server_cannot_begin_is_given_up(server: Server) -> Non
     server.files.meanwhile = refuse
     server.work()
     assert error_of(client, batch.id).code == "run_failed"
+
+
+@pytest.mark.parametrize("overrides", [("experiment=classify",), ("input.order=by_prefix", "input.limit=1")])
+def test_what_the_servers_own_input_is_set_to_is_not_asked_of_a_batch(
+    overrides: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(tmp_path, *overrides, monkeypatch=monkeypatch) as server:
+        client = server.client()
+        batch = create(client, upload(client, line("a"), line("b")))
+        server.work()
+        done = client.batches.retrieve(batch.id)
+        assert done.status == "completed" and done.request_counts is not None and done.request_counts.total == 2
+        lines = client.files.content(done.output_file_id or done.error_file_id or "").text.splitlines()
+        assert [json.loads(one)["custom_id"] for one in lines] == ["a", "b"]
+
+
+def test_the_client_is_told_why_its_file_cannot_be_run_and_not_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(tmp_path / "with a space", monkeypatch=monkeypatch) as server:
+        client = server.client()
+        file_id = upload(client, json.dumps({"custom_id": "a", "text": "no request"}))
+        batch = create(client, file_id)
+        server.is_own_job = True
+        server.work()
+        error = error_of(client, batch.id)
+        assert error.code == "invalid_file"
+        assert f"input.request_column: the column 'body' is not in {file_id}.jsonl" in error.message
+        assert "/" not in error.message
 
 
 def test_lists_are_in_pages_the_newest_first(server: Server) -> None:

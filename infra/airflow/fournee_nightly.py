@@ -21,9 +21,9 @@ with DAG(
 ):
     batch = BashOperator(
         task_id="batch",
-        bash_command=f"fournee submit address=http://head:8265 -- batch {SETTINGS}",
+        bash_command=f".venv/bin/fournee submit address=http://head:8265 -- batch {SETTINGS}",
         retries=3,
         retry_delay=timedelta(minutes=5),
     )
-    check = BashOperator(task_id="check", bash_command=f"fournee history check {RUNS}")
+    check = BashOperator(task_id="check", bash_command=f".venv/bin/fournee history check {RUNS}")
     batch >> check

@@ -273,7 +273,8 @@ def airflow_commands(patch: pytest.MonkeyPatch) -> list[str]:
 
 def test_airflow_runs_one_night_at_a_time_and_looks_at_it_after() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        assert len(airflow_commands(patch)) == 2
+        called = airflow_commands(patch)
+    assert [command.split()[0] for command in called] == [".venv/bin/fournee"] * 2, "as cron and Slurm do, in the same folder"
     assert Dag.given["max_active_runs"] == 1
     assert Operator.known["check"]["after"] == "batch"
     tree = ast.parse((INFRA / "airflow/fournee_nightly.py").read_text(encoding="utf-8"))
@@ -293,7 +294,7 @@ def commands() -> list[str]:
     """All that call `fournee`, wherever they stand; those of the manifests are in test_kubernetes.py."""
     lines = [line for path in SCRIPTS for line in path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()]
     with pytest.MonkeyPatch.context() as patch:
-        lines += airflow_commands(patch)
+        lines += [command.removeprefix(".venv/bin/") for command in airflow_commands(patch)]
     found = [line.strip().removesuffix("&") for line in (*lines, *page_lines()) if line.strip().startswith("fournee ")]
     return [re.sub(r"\s+", " ", line) for line in found]
 

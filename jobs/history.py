@@ -139,7 +139,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--by", metavar="KEY,...", type=_keys, default=_DEFAULT_BY, help=by)
     parser.add_argument("--since", metavar="DATE", type=date.fromisoformat, help="no run before this day (YYYY-MM-DD)")
     parser.add_argument("--until", metavar="DATE", type=date.fromisoformat, help="no run after this day")
-    last = f"only the last so many lines (default: {_SHOWN} on a terminal, else all)"
+    last = f"only the last so many lines (default: {_SHOWN} in the table, all with --json or --csv)"
     parser.add_argument("--last", metavar="N", type=_positive, help=last)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the same facts as JSON")

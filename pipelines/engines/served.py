@@ -5,13 +5,14 @@ such a request is asked again, for as long as it takes.
 """
 
 import json
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -24,11 +25,14 @@ from pipelines.errors import EngineDead, ErrorKind, RowError
 from pipelines.openai_bodies import parameters_body
 from pipelines.rows import Answer, Completion, EngineTime, EngineWork, Outcome, Request
 
+logger = logging.getLogger(__name__)
+
 KEY_VARIABLE = "FOURNEE_API_KEY"
 _AT_ONCE = 32  # requests of one worker
 _LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 _PAUSE_S = 1.0  # where the endpoint does not say when to come again
+_LONGEST_PAUSE_S = 60.0  # whatever it says: a date is as right as two clocks are
 _TRIES = 3  # of a request that the endpoint has a fault with
 _TIMEOUT_S = (10.0, 3600.0)
 
@@ -53,6 +57,7 @@ class ServedEngine:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="served")
         self._lock = threading.Lock()
         self._sessions = threading.local()
+        self._is_silent = False
         self.clock = FairClock()
         self._num_steps = 0
         self._num_generated = 0
@@ -98,29 +103,21 @@ class ServedEngine:
         try:
             outcome = self._outcome(ticket.prepared[index])
             with self._lock:
-                ticket.settle(index, outcome)
+                ticket.settle(index, lambda: outcome)
         except EngineDead as death:
             with self._lock:
                 ticket.fail(death)
+        except Exception as error:  # noqa: BLE001 - nobody sees what a thread of the pool raises, and the batch would hang
+            with self._lock:
+                ticket.fail(EngineDead(f"{self._url} cannot be asked: {type(error).__name__}: {error}"))
 
-    def _outcome(self, request: _Prepared) -> Callable[[], Outcome]:
+    def _outcome(self, request: _Prepared) -> Outcome:
         num_faults = 0
         while True:
             arrived_at_s, share = time.time(), Share()
-            self.clock.advance()
-            self.clock.enter(share)
-            try:
-                response = self._session().post(
-                    self._url + request.path, json=request.body, headers=self._headers, timeout=_TIMEOUT_S
-                )
-            except requests.RequestException:  # the endpoint is started anew, or the way to it is
-                response = None
-            finally:
-                self.clock.advance()
-                self.clock.leave(share)
-            self._num_steps += response is not None
+            response = self._response(request, share)
             if response is None or response.status_code in _LATER:
-                time.sleep(self._pause_s if response is None else float(response.headers.get("Retry-After", self._pause_s)))
+                time.sleep(self._pause_s if response is None else _pause_s(response, self._pause_s))
                 continue
             if response.status_code in _REFUSED:
                 raise EngineDead(f"{self._url}{request.path} answered {response.status_code}: {_error_in(response).message}")
@@ -128,10 +125,45 @@ class ServedEngine:
                 num_faults += 1
                 continue
             if response.status_code != HTTPStatus.OK:
-                return partial(_same, _error_in(response))
+                return _error_in(response)
+            return self._read(response, EngineTime(arrived_at_s, share.prefill_s, share.decode_s))
+
+    def _response(self, request: _Prepared, share: Share) -> requests.Response | None:
+        """What the endpoint says; None where it cannot be reached: it is started anew, or the way to it is."""
+        url = self._url + request.path
+        self.clock.advance()
+        self.clock.enter(share)
+        try:
+            response = self._session().post(url, json=request.body, headers=self._headers, timeout=_TIMEOUT_S)
+        except requests.RequestException as error:
+            with self._lock:
+                is_news, self._is_silent = not self._is_silent, True
+            if is_news:
+                logger.warning("%s does not answer, and is asked until it does: %s", url, error)
+            return None
+        finally:
+            self.clock.advance()
+            self.clock.leave(share)
+        with self._lock:
+            self._is_silent = False
+            self._num_steps += 1
+        return response
+
+    def _read(self, response: requests.Response, engine_time: EngineTime) -> Answer:
+        """The answer in a response that claims to hold one; raises EngineDead."""
+        took_s = time.time() - engine_time.arrived_at_s
+        try:
             said = response.json()
-            self._num_generated += said["usage"].get("completion_tokens") or 0
-            return partial(_answer, said, EngineTime(arrived_at_s, share.prefill_s, share.decode_s), time.time() - arrived_at_s)
+            answer = _answer(said, engine_time, took_s)
+            num_generated = said["usage"].get("completion_tokens") or 0
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise EngineDead(
+                f"{response.url} answered {response.status_code}, but not as fournee serve does "
+                f"({type(error).__name__}: {error}); check endpoint={self._url}: {response.text[:200]}"
+            ) from None
+        with self._lock:
+            self._num_generated += num_generated
+        return answer
 
     def _session(self) -> requests.Session:
         if not hasattr(self._sessions, "one"):
@@ -140,8 +172,14 @@ class ServedEngine:
         return session
 
 
-def _same(outcome: Outcome) -> Outcome:
-    return outcome
+def _pause_s(response: requests.Response, usual_s: float) -> float:
+    """When to come again: `Retry-After` is seconds, or a date."""
+    said = response.headers.get("Retry-After", "")
+    try:
+        pause_s = float(said) if said.isdecimal() else max(parsedate_to_datetime(said).timestamp() - time.time(), usual_s)
+    except (ValueError, OverflowError):
+        return usual_s
+    return min(pause_s, _LONGEST_PAUSE_S)
 
 
 def _error_in(response: requests.Response) -> RowError:

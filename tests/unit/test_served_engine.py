@@ -1,12 +1,18 @@
 """An endpoint as a job's engine: what it says becomes answers, its refusals failed rows, and a busy one is asked again."""
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from pipelines.compose import compose_settings
 from pipelines.engines.served import ServedEngine
@@ -19,6 +25,7 @@ from tests.unit.serving import listening
 
 CONFIG = parse_config(compose_settings("batch", ["endpoint=http://127.0.0.1:1", "sampling.max_tokens=16"]))
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+SAID = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "x"}}], "usage": USAGE}
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
@@ -27,14 +34,16 @@ class Script:
 
     def __init__(self) -> None:
         self.says: list[tuple[int, Any]] = []
+        self.retry_after = "0"
         self.bodies: list[dict[str, Any]] = []
         self.app = FastAPI()
 
         @self.app.post("/v1/{path:path}")
-        async def answer(request: Request, path: str) -> JSONResponse:
+        async def answer(request: Request, path: str) -> Response:
             self.bodies.append(await request.json())
             status, body = self.says.pop(0)
-            return JSONResponse(body, status, {"Retry-After": "0"})
+            headers = {"Retry-After": self.retry_after}
+            return Response(body, status, headers) if isinstance(body, bytes) else JSONResponse(body, status, headers)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +106,55 @@ def test_a_busy_endpoint_is_asked_again_until_it_answers(served: tuple[Script, S
     busy = [(status, error("later", None)) for status in (429, 503, 502, 504, 429)]
     answer = outcome_of(served, *busy, (200, {"choices": [choice(message={"content": "x"})], "usage": USAGE}))
     assert answer.completions[0].text == "x"
+
+
+@pytest.mark.parametrize("said", ["Tue, 01 Dec 2015 03:00:00 GMT", "Tue, 01 Dec 2015 03:00:00 -0000", "soon", "-1", "nan", ""])
+def test_when_to_come_again_is_said_in_seconds_as_a_date_or_not_at_all(said: str, served: tuple[Script, ServedEngine]) -> None:
+    served[0].retry_after = said
+    try:
+        answer = outcome_of(served, (503, error("later", None)), (200, SAID))
+    finally:
+        served[0].retry_after = "0"
+    assert answer.completions[0].text == "x"
+
+
+def test_a_date_that_is_to_come_is_waited_for(served: tuple[Script, ServedEngine]) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=1.9), usegmt=True)  # whole seconds: 0.9 to 1.9 from now
+    served[0].retry_after = date
+    began = time.monotonic()
+    try:
+        outcome_of(served, (503, error("later", None)), (200, SAID))
+    finally:
+        served[0].retry_after = "0"
+    assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.parametrize("said", [
+    b"<html>log in</html>", b"", [], {"choices": []}, {**SAID, "usage": None}, {"usage": USAGE}, {**SAID, "choices": [{}]},
+])  # fmt: skip
+def test_what_is_no_answer_names_the_endpoint(said: Any, served: tuple[Script, ServedEngine]) -> None:
+    with pytest.raises(EngineDead, match=r"http://127\S+/v1/chat/completions answered 200, but not as fournee serve does"):
+        outcome_of(served, (200, said))
+
+
+def test_an_endpoint_that_is_not_there_is_said_once_and_asked_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script()
+    script.says = [(200, SAID)]
+    server = uvicorn.Server(uvicorn.Config(script.app, log_level="error"))
+    with socket.socket() as taken:  # bound, and not listening yet
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        engine = ServedEngine(CONFIG, url, pause_s=0.01)
+        ticket = engine.submit([engine.prepare(Asked("k", CHAT, CONFIG.sampling))])
+        with pytest.raises(TimeoutError):
+            ticket.outcomes(0.2)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
+        thread.start()
+        assert len(ticket.outcomes(10)) == engine.num_steps() == 1
+        server.should_exit = True
+        thread.join(10)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "pipelines.engines.served"]
+    assert line.startswith(f"{url}/v1/chat/completions does not answer") and "refused" in line
 
 
 @pytest.mark.parametrize(("status", "code", "kind"), [

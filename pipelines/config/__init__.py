@@ -115,8 +115,9 @@ class BatchConfig(Strict):
     pricing: PricingConfig
     cluster: ClusterConfig
     endpoint: Text | None
-    """The URL of a `fournee serve` with the same settings whose replicas answer, when they have room, instead of engines of the
-    workers' own; its key is in the environment variable FOURNEE_API_KEY. No part of the run's identity."""
+    """The URL of a `fournee serve` whose replicas answer, when they have room, instead of engines of the workers' own; its key
+    is in the environment variable FOURNEE_API_KEY. It is told `model.name`, the prompt and the job's `sampling`; what is null
+    there, and all else of `model`, `engine` and `prompt`, is its own: start it with the same. No part of the run's identity."""
     experiment: str | None
     """The name of the experiment that was chosen, if one was; no part of the run's identity."""
     run_date: date | None

@@ -1,7 +1,7 @@
 """The replicas of an endpoint (`fournee serve`) as an engine: its requests wait wherever live ones need the room.
 
-The endpoint renders and tokenises, with the same settings as the job. It answers 429 while live traffic leaves no room;
-such a request is asked again, for as long as it takes.
+It is told the job's sampling parameters, all that are not null; it renders and tokenises, and fills the rest in, with its own
+settings. It answers 429 while live traffic leaves no room; such a request is asked again, for as long as it takes.
 """
 
 import json
@@ -41,6 +41,8 @@ _TIMEOUT_S = (10.0, 3600.0)
 class _Prepared:
     path: str
     body: dict[str, Any]
+    is_cut: bool = False
+    """Whether a long prompt cuts its answer to what is left, as an engine here does: where its length is the job's."""
 
 
 class ServedEngine:
@@ -68,13 +70,12 @@ class ServedEngine:
             return _Prepared("/v1/embeddings", {"model": self._model, "input": request.prompt})
         is_chat = not isinstance(request.prompt, str)
         body = {"model": self._model, "return_token_ids": True, **parameters_body(request.sampling, is_chat=is_chat)}
-        if request.sampling.max_tokens == self._max_tokens:
-            del body["max_tokens"]  # which the endpoint cuts to what a long prompt leaves room for, as an engine here does
+        is_cut = request.sampling.max_tokens == self._max_tokens
         if not is_chat:
-            return _Prepared("/v1/completions", {**body, "prompt": request.prompt})
+            return _Prepared("/v1/completions", {**body, "prompt": request.prompt}, is_cut)
         more = {"tools": request.tools, "chat_template_kwargs": dict(request.chat_template_kwargs)}
         chat = {"messages": request.prompt, **{name: value for name, value in more.items() if value}}
-        return _Prepared("/v1/chat/completions", {**body, **chat})
+        return _Prepared("/v1/chat/completions", {**body, **chat}, is_cut)
 
     def submit(self, prepared: Sequence[_Prepared]) -> Ticket:
         """Ask for a batch, some requests at a time."""
@@ -125,7 +126,11 @@ class ServedEngine:
                 num_faults += 1
                 continue
             if response.status_code != HTTPStatus.OK:
-                return _error_in(response)
+                refusal = _error_in(response)
+                if refusal.kind != ErrorKind.PROMPT_TOO_LONG or not request.is_cut:
+                    return refusal
+                request = _Prepared(request.path, {**request.body, "max_tokens": None})  # its own, which it cuts
+                continue
             return self._read(response, EngineTime(arrived_at_s, share.prefill_s, share.decode_s))
 
     def _response(self, request: _Prepared, share: Share) -> requests.Response | None:

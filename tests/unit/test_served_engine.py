@@ -21,9 +21,10 @@ from pipelines.openai_requests import body_of
 from pipelines.parse import parse_config
 from pipelines.rows import Answer
 from pipelines.rows import Request as Asked
-from tests.unit.serving import listening
+from tests.unit.serving import Endpoint, listening
 
 CONFIG = parse_config(compose_settings("batch", ["endpoint=http://127.0.0.1:1", "sampling.max_tokens=16"]))
+OWN = CONFIG.sampling.model_copy(update={"max_tokens": 15})  # of a row that says so
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
 SAID = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "x"}}], "usage": USAGE}
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -167,7 +168,7 @@ def test_an_endpoint_that_is_not_there_is_said_once_and_asked_until_it_is(caplog
 def test_a_refusal_is_the_rows_own_failure(
     status: int, code: str | None, kind: ErrorKind, served: tuple[Script, ServedEngine]
 ) -> None:
-    refusal = outcome_of(served, (status, error("no", code)))
+    refusal = outcome_of(served, (status, error("no", code)), sampling=OWN)
     assert isinstance(refusal, RowError) and (refusal.kind, refusal.message) == (kind, "no")
 
 
@@ -207,6 +208,28 @@ def test_what_is_asked_is_read_as_it_was_meant(served: tuple[Script, ServedEngin
     assert (read.prompt, read.tools, read.chat_template_kwargs) == (CHAT, tools, {"a": 1})
 
 
-def test_the_jobs_own_length_is_left_to_the_endpoint(served: tuple[Script, ServedEngine]) -> None:
-    outcome_of(served, (200, {"choices": [choice(message={"content": "x"})], "usage": USAGE}))
-    assert "max_tokens" not in served[0].bodies[0]
+def test_the_endpoint_is_told_all_of_the_jobs_parameters(served: tuple[Script, ServedEngine]) -> None:
+    outcome_of(served, (200, SAID))
+    (body,) = served[0].bodies
+    given = {name: value for name, value in CONFIG.sampling.model_dump(mode="json").items() if value is not None}
+    assert given["max_tokens"] == 16 and {name: body[name] for name in given} == given
+
+
+def test_a_job_and_its_endpoint_may_differ_in_length() -> None:
+    endpoint = Endpoint("sampling.max_tokens=2", environment={})
+    with listening(endpoint.app) as url:
+        engine = ServedEngine(CONFIG, url, pause_s=0.01)
+        (answer,) = engine.submit([engine.prepare(Asked("k", "one two three four", CONFIG.sampling))]).outcomes(10)
+    assert answer.completions[0].text == "one two three four"
+    endpoint.chat(max_tokens=None)
+    assert [ask.body.get("max_tokens") for ask in endpoint.backend.asked] == [16, None]
+
+
+def test_the_jobs_length_is_cut_to_what_a_long_prompt_leaves(served: tuple[Script, ServedEngine]) -> None:
+    """The endpoint's own is: it is asked again without the job's. A row's own has to fit."""
+    too_long = (400, error("no", "context_length_exceeded"))
+    answer = outcome_of(served, too_long, (200, SAID))
+    assert isinstance(answer, Answer) and [body["max_tokens"] for body in served[0].bodies] == [16, None]
+    assert outcome_of(served, too_long, too_long).kind == ErrorKind.PROMPT_TOO_LONG
+    assert outcome_of(served, too_long, sampling=OWN).kind == ErrorKind.PROMPT_TOO_LONG
+    assert served[0].bodies[0]["max_tokens"] == 15

@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipelines.compose import compose_settings
-from pipelines.config import BatchConfig, SubmitConfig
+from pipelines.config import BatchConfig, ServeConfig, SubmitConfig
 from pipelines.config.submit import STOP_WAIT_VARIABLE
 from pipelines.errors import ConfigError
-from pipelines.parse import parse_config, parse_estimate
+from pipelines.parse import parse_config, parse_estimate, parse_serve
 
 _CLUSTER = "cluster=job"
 _USUAL_CLUSTER = "cluster=local"  # what conf/batch.yaml chooses
-_PARSERS = {"batch": parse_config, "estimate": parse_estimate}  # of the jobs that run workers
+_PARSERS = {"batch": parse_config, "estimate": parse_estimate, "serve": parse_serve}  # of the jobs that run workers
 _MAX_NAME = 40  # characters
 _EXPANDED = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
@@ -111,12 +111,15 @@ def _check_stop_wait(batch: BatchConfig, config: SubmitConfig) -> None:
 
 
 def _output_path(batch: BatchConfig) -> str:
-    """The run folder; one in the uploaded folder is refused, since Ray deletes its copy sooner or later."""
-    path = batch.output.path
+    """Where the job keeps its data; a place in the uploaded folder is refused, since Ray deletes its copy sooner or later."""
+    if isinstance(batch, ServeConfig):
+        key, path, name = "serve.folder", batch.serve.folder, "serve"
+    else:
+        key, path, name = "output.path", batch.output.path, "run"
     if path is None or not ("://" in path or Path(path).is_absolute()):
         raise ConfigError(
-            f"output.path={'null' if path is None else path} would write into the cluster's copy of working_dir, which Ray "
-            "deletes; name a folder that all nodes see: output.path=s3://bucket/run or output.path=/mnt/shared/run"
+            f"{key}={'null' if path is None else path} would write into the cluster's copy of working_dir, which Ray "
+            f"deletes; name a folder that all nodes see: {key}=s3://bucket/{name} or {key}=/mnt/shared/{name}"
         )
     return path.rstrip("/") if "://" in path else os.path.normpath(path)
 

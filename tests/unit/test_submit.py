@@ -134,6 +134,24 @@ def test_what_the_job_would_refuse_or_lose_is_refused_here(overrides: tuple[str,
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(("overrides", "said"), [
+    (("engine=echo",), "serve.folder=runs/serve would write into the cluster's copy of working_dir"),
+    (("engine=echo", "serve.folder='~/x'"), "serve.folder=/mnt/shared/serve"),
+    (("engine=echo", "serve.folder=/mnt/x", "serve.port=80000"), "serve.port=80000 must be"),
+    (("engine=echo", "serve.folder=/mnt/x", "cluster.drain_s=120"), "stop_wait_s=120 is not above"),
+])  # fmt: skip
+def test_what_an_endpoint_would_refuse_or_lose_is_refused_here(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare(settings(), Call("serve", overrides, overrides))
+    assert said in str(caught.value)
+
+
+def test_an_endpoint_is_known_by_its_folder() -> None:
+    shared = ("engine=echo", "serve.folder=s3://bucket/live/")
+    request = prepare(settings(), Call("serve", shared, shared))
+    assert arguments_of(request) == ["cluster=job", *shared] and request.run.startswith("live-")
+
+
 def test_a_dry_run_needs_no_folder() -> None:
     assert prepare(settings(), batch("engine=echo", "dry_run=true")).run.startswith("batch-")
     assert prepare(settings(), Call("batch", ("--dry-run",))).run.startswith("batch-")

@@ -228,6 +228,13 @@ def test_the_users_file_comes_before_a_shipped_one_of_the_same_name(own: Path) -
     assert compose_settings("batch", [], str(own))["model"] == {"name": "mine", "path": "./mine"}
 
 
+@pytest.mark.parametrize(("job", "setting"), [("serve", "port"), ("estimate", "sample_rows")])
+def test_an_experiment_may_set_what_one_job_alone_has(own: Path, job: str, setting: str) -> None:
+    (own / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{job}:\n  {setting}: 7\n")
+    assert compose_settings(job, ["experiment=mine"], str(own))[job][setting] == 7
+    assert compose_settings(job, ["experiment=mine", f"{job}.{setting}=8"], str(own))[job][setting] == 8
+
+
 def test_an_experiment_changes_settings_and_choices_and_the_command_line_wins(own: Path) -> None:
     (own / "experiment" / "nightly.yaml").write_text(
         "# @package _global_\n# fournee batch --config-dir conf experiment=nightly\n"

@@ -112,10 +112,8 @@ def _check_stop_wait(batch: BatchConfig, config: SubmitConfig) -> None:
 
 def _output_path(batch: BatchConfig) -> str:
     """Where the job keeps its data; a place in the uploaded folder is refused, since Ray deletes its copy sooner or later."""
-    if isinstance(batch, ServeConfig):
-        key, path, name = "serve.folder", batch.serve.folder, "serve"
-    else:
-        key, path, name = "output.path", batch.output.path, "run"
+    key, name = ("serve.folder", "serve") if isinstance(batch, ServeConfig) else ("output.path", "run")
+    path = batch.serve.folder if isinstance(batch, ServeConfig) else batch.output.path
     if path is None or not ("://" in path or Path(path).is_absolute()):
         raise ConfigError(
             f"{key}={'null' if path is None else path} would write into the cluster's copy of working_dir, which Ray "
